@@ -1,0 +1,281 @@
+"""One class per fact that a caller may be told. They know nothing of HTTP.
+
+A class's docstring is the sentence shown; `detail` adds what is special to this case. One table in
+`api/problems.py` maps each class to a status and says whether a push may be retried; a test fails
+when a class is missing there. Nothing here ever carries a value that a caller sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class ServiceError(Exception):
+    """The request could not be carried out."""
+
+    def __init__(self, detail: str | None = None, **context: Any) -> None:
+        """`detail` replaces the general sentence; `context` holds the values it speaks of."""
+        super().__init__(detail or self.sentence())
+        self.detail = detail or self.sentence()
+        self.context: Mapping[str, Any] = context
+
+    @classmethod
+    def sentence(cls) -> str:
+        """The first paragraph of the class's docstring."""
+        return " ".join((cls.__doc__ or "").split("\n\n", 1)[0].split())
+
+    @classmethod
+    def reason(cls) -> str:
+        """The stable machine-readable reason: the class's name in kebab case."""
+        name = cls.__name__
+        return "".join("-" + c.lower() if c.isupper() else c for c in name).removeprefix("-")
+
+
+class SettingsInvalid(ServiceError):
+    """The configuration is not usable."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        """`problems`: one sentence each, naming the variable to set."""
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+# --- what was sent -------------------------------------------------------------------------------
+
+
+class RequestInvalid(ServiceError):
+    """The request does not have the required form."""
+
+    def __init__(self, errors: Sequence[Mapping[str, str]], detail: str | None = None) -> None:
+        """`errors`: `{pointer, detail}` each, the pointer by RFC 6901, without the input."""
+        super().__init__(detail)
+        self.errors = tuple(errors)
+
+
+class BodyNotJson(ServiceError):
+    """The body is not a JSON document."""
+
+
+class BodyTooLarge(ServiceError):
+    """The body is larger than this service accepts."""
+
+
+class ContentEncodingUnsupported(ServiceError):
+    """The body's content encoding is not supported here."""
+
+
+class PageTokenInvalid(ServiceError):
+    """The page token is not one that this list gave out."""
+
+
+class PageTokenMismatch(ServiceError):
+    """The page token belongs to a list with other filters."""
+
+
+class FilterTooWide(ServiceError):
+    """This filter would read too much; name an operation, plan or node, or narrow the time window."""
+
+
+class RangeNotSatisfiable(ServiceError):
+    """The requested range lies beyond the end of the content."""
+
+
+# --- who sent it ---------------------------------------------------------------------------------
+
+
+class Unauthenticated(ServiceError):
+    """A valid identity token is required."""
+
+    def __init__(self, cause: str, *, token_sent: bool) -> None:
+        """`cause` is for logs and metrics only and never leaves the service."""
+        super().__init__()
+        self.cause = cause
+        self.token_sent = token_sent
+
+
+class Forbidden(ServiceError):
+    """This identity may not do that."""
+
+
+class IdentityUnavailable(ServiceError):
+    """Identity tokens cannot be checked at the moment; try again."""
+
+
+# --- attempts ------------------------------------------------------------------------------------
+
+
+class AttemptNotFound(ServiceError):
+    """There is no attempt with this id."""
+
+
+class IdempotencyKeyReused(ServiceError):
+    """This idempotency key was used for another request."""
+
+
+class TooManyPlacements(ServiceError):
+    """Too many different placements are in use for this runner kind; a target belongs into
+    concurrency_key, not into a label."""
+
+
+class AlreadyTerminal(ServiceError):
+    """The attempt has already ended."""
+
+
+class AttemptEnded(ServiceError):
+    """The attempt has ended; stop working on it."""
+
+
+class Cancelled(ServiceError):
+    """The attempt was cancelled; stop working on it."""
+
+
+# --- leases --------------------------------------------------------------------------------------
+
+
+class LeaseNotFound(ServiceError):
+    """There is no lease with this id."""
+
+
+class LeaseTokenInvalid(ServiceError):
+    """The lease token is missing or does not belong to this lease."""
+
+
+class LeaseExpired(ServiceError):
+    """The lease has expired; stop working on the attempt."""
+
+
+class LeaseRevoked(ServiceError):
+    """The lease was revoked; stop working on the attempt."""
+
+
+class LeaseReleased(ServiceError):
+    """The lease was given back; stop working on the attempt."""
+
+
+class AlreadyStarted(ServiceError):
+    """The attempt has started and cannot be begun again elsewhere; complete it, or fail it."""
+
+
+class TokenKeyRetired(ServiceError):
+    """The key of this request's lease tokens has been retired; claim again with a new request_id."""
+
+
+# --- runners -------------------------------------------------------------------------------------
+
+
+class RunnerNotFound(ServiceError):
+    """There is no runner with this id."""
+
+
+class SessionReused(ServiceError):
+    """This session is registered with other kinds, capabilities, zone or labels; a restart needs
+    a new session_id."""
+
+
+class SessionReplaced(ServiceError):
+    """A newer session of this runner has taken over; stop working."""
+
+
+class SessionUnknown(ServiceError):
+    """This session is not registered for this runner."""
+
+
+class RunnerIdContested(ServiceError):
+    """Several processes are taking this runner id from each other; give each its own."""
+
+
+class RunnerBusy(ServiceError):
+    """The runner still holds an active lease."""
+
+
+class Superseded(ServiceError):
+    """A newer claim of this runner session with the same request_id has taken over."""
+
+
+class RequestIdReused(ServiceError):
+    """This request_id was used by another caller or for another purpose."""
+
+
+# --- logs ----------------------------------------------------------------------------------------
+
+
+class LogGap(ServiceError):
+    """The chunk begins beyond the end of what is stored; send the missing bytes first."""
+
+
+class LogConflict(ServiceError):
+    """Other bytes are already stored at this place of the stream."""
+
+
+class LogStreamClosed(ServiceError):
+    """The stream was closed by a final chunk."""
+
+
+class LogChunkTooLarge(ServiceError):
+    """The chunk is larger than this service accepts."""
+
+
+class LogStreamNotFound(ServiceError):
+    """This attempt has no such log stream yet."""
+
+
+class LogLimitReached(ServiceError):
+    """The attempt's log limit is reached; nothing further is stored."""
+
+
+# --- concurrency keys ----------------------------------------------------------------------------
+
+
+class ConcurrencyKeyNotFound(ServiceError):
+    """Nothing holds this concurrency key."""
+
+
+class KeyInUse(ServiceError):
+    """The holder of this concurrency key has not ended."""
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+class EnvelopeInvalid(ServiceError):
+    """The message is not a valid envelope."""
+
+
+class HandlerNotAllowed(ServiceError):
+    """This subscription may not call this handler."""
+
+
+class HandlerUnknown(ServiceError):
+    """No handler has this name here."""
+
+
+class StillRunning(ServiceError):
+    """The same message is being worked on elsewhere."""
+
+
+class HandlerFailed(ServiceError):
+    """The handler failed."""
+
+
+# --- us ------------------------------------------------------------------------------------------
+
+
+class DatabaseUnavailable(ServiceError):
+    """The database cannot be reached; nothing was changed. Try again."""
+
+
+class OutcomeUnknown(ServiceError):
+    """It is not known whether the request took effect; repeat it as it was."""
+
+
+class ObjectStoreUnavailable(ServiceError):
+    """The object store cannot be reached; nothing was recorded. Try again."""
+
+
+class Overloaded(ServiceError):
+    """Too much is in flight here; try again."""
+
+
+class Draining(ServiceError):
+    """This instance is stopping; try again."""
