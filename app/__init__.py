@@ -1,0 +1,1 @@
+"""execution-plane-service: the record of every technical execution."""

@@ -34,6 +34,8 @@ from app.domain.errors import SettingsInvalid
 
 PREFIX = "EXECUTION_PLANE_"
 
+MIN_SECRET_LENGTH = 32
+
 Role = Literal["pubsub", "control-plane", "runner", "operator"]
 
 
@@ -41,7 +43,9 @@ def _https_or_loopback(url: str) -> str:
     """Refuse plain HTTP to anything but this machine: a verdict must not rest on it."""
     loopback = ("http://127.0.0.1", "http://localhost", "http://[::1]")
     if not url.startswith("https://") and not url.startswith(loopback):
-        raise ValueError("must be an https:// address (plain http:// is accepted for loopback only)")
+        raise ValueError(
+            "must be an https:// address (plain http:// is accepted for loopback only)"
+        )
     return url
 
 
@@ -178,7 +182,9 @@ class IdentitySettings(Group):
 class KeySettings(Group):
     """Server keys: everything derived from one (tokens, digests) stores the key's id."""
 
-    current: str = Field(min_length=1, max_length=32, description="Id of the key used for new things.")
+    current: str = Field(
+        min_length=1, max_length=32, description="Id of the key used for new things."
+    )
     secrets: dict[str, SecretStr] = Field(
         min_length=1, description="Key id to secret, at least 32 characters each."
     )
@@ -188,8 +194,10 @@ class KeySettings(Group):
         if self.current not in self.secrets:
             raise ValueError(f"keys.current is {self.current!r}, but keys.secrets has no such id")
         for key_id, secret in self.secrets.items():
-            if len(secret.get_secret_value()) < 32:
-                raise ValueError(f"keys.secrets[{key_id!r}] is shorter than 32 characters")
+            if len(secret.get_secret_value()) < MIN_SECRET_LENGTH:
+                raise ValueError(
+                    f"keys.secrets[{key_id!r}] is shorter than {MIN_SECRET_LENGTH} characters"
+                )
         return self
 
 
@@ -277,7 +285,7 @@ class TelemetrySettings(Group):
         "auto", description="auto: readable text on a terminal, JSON lines elsewhere."
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    access_log: bool = Field(True, description="One line a request.")
+    access_log: bool = Field(default=True, description="One line a request.")
 
 
 class Settings(BaseSettings):
@@ -303,11 +311,11 @@ class Settings(BaseSettings):
     @classmethod
     def settings_customise_sources(
         cls,
-        settings_cls: type[BaseSettings],
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the signature is the library's
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what `load` passes in: no .env file, no hidden home."""
         return (init_settings,)

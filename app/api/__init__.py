@@ -1,0 +1,1 @@
+"""Edges over HTTP: routes, push, problems."""

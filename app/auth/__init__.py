@@ -1,0 +1,1 @@
+"""Who calls: identity tokens, their issuers' keys, and roles."""

@@ -1,0 +1,1 @@
+"""One function per command that needs more than one statement; none commits."""

@@ -1,0 +1,1 @@
+"""Pure: no input, no output, no clock."""

@@ -74,7 +74,7 @@ class PageTokenMismatch(ServiceError):
 
 
 class FilterTooWide(ServiceError):
-    """This filter would read too much; name an operation, plan or node, or narrow the time window."""
+    """This filter would read too much; name an operation, plan or node, or a shorter time."""
 
 
 class RangeNotSatisfiable(ServiceError):
@@ -114,8 +114,7 @@ class IdempotencyKeyReused(ServiceError):
 
 
 class TooManyPlacements(ServiceError):
-    """Too many different placements are in use for this runner kind; a target belongs into
-    concurrency_key, not into a label."""
+    """Too many placements are in use for this kind; a target belongs into concurrency_key."""
 
 
 class AlreadyTerminal(ServiceError):
@@ -158,7 +157,7 @@ class AlreadyStarted(ServiceError):
 
 
 class TokenKeyRetired(ServiceError):
-    """The key of this request's lease tokens has been retired; claim again with a new request_id."""
+    """The key of this request's lease tokens was retired; claim again with a new request_id."""
 
 
 # --- runners -------------------------------------------------------------------------------------
@@ -169,8 +168,7 @@ class RunnerNotFound(ServiceError):
 
 
 class SessionReused(ServiceError):
-    """This session is registered with other kinds, capabilities, zone or labels; a restart needs
-    a new session_id."""
+    """This session is registered with another profile; a restart needs a new session_id."""
 
 
 class SessionReplaced(ServiceError):

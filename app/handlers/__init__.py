@@ -1,0 +1,1 @@
+"""What commands cause, for REST routes and pushed envelopes alike."""

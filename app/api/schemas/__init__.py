@@ -1,0 +1,1 @@
+"""Answer bodies by audience."""

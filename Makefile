@@ -1,0 +1,109 @@
+# Everything runs from this folder with Python 3.11+ and make; nothing is installed outside of it.
+# Variables count only when given to make itself (make run PORT=9000): a NAME or PORT that happens to
+# be in the environment means something else. DEV_HOME and PYTHON may come from either.
+
+UV_VERSION := 0.13.9
+PY := .venv/bin/python
+UV := .boot/bin/uv
+HAS_UV := .boot/.uv-$(UV_VERSION)
+export UV_PYTHON_DOWNLOADS := never
+
+# $(call option,NAME,name) is --name "..." if NAME was given to make.
+option = $(if $(filter command,$(origin $(1))),--$(2) "$($(1))")
+STACK = $(call option,NAME,name)
+
+.PHONY: help run demo install install-dev test check format docs bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make run        the whole stack on this machine, until Ctrl-C   3 s, first time 20 s more'
+	@echo 'make demo       one job on it, from the message to the proof'
+	@echo 'make demo-NAME  another demonstration; "make demo-list" names them'
+	@echo 'make test       all tests, on real parts; T=tests/... for some'
+	@echo 'make check      style, types, import rules'
+	@echo 'make docs       the generated reference'
+	@echo 'make bench      measurements on this machine'
+	@echo 'make clean      remove the data of the stack (.dev)'
+	@echo
+	@echo 'run takes PORT=9000, NAME=feature-x (a second stack beside the first), DEV_HOME=/path.'
+
+run: install
+	@exec $(PY) -m app dev up $(STACK) $(call option,PORT,port) $(call option,OUTPUT,output)
+
+demo: install
+	@exec $(PY) -m app dev demo $(STACK)
+
+demo-%: install
+	@exec $(PY) -m app dev demo $* $(STACK)
+
+test: install-dev
+	@exec $(PY) -m pytest -n 2 $(T)
+
+check: install-dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+
+format: install-dev
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+docs: install-dev
+	@exec $(PY) -m app docs
+
+bench: install-dev
+	@exec $(PY) -m app bench
+
+clean:
+	@if [ -x $(PY) ]; then exec $(PY) -m app dev clean $(STACK); \
+	else rm -rf "$${DEV_HOME:-.dev}" && echo "Removed $${DEV_HOME:-.dev}."; fi
+
+# --- the locked sets ------------------------------------------------------------------------------
+
+install: .venv/.run .venv/bin/execution-plane
+install-dev: .venv/.dev .venv/bin/execution-plane
+
+# A sync removes what its lock does not name. So where the tools were installed once, their lock,
+# which holds the service's own as well, is the one to follow.
+.venv/.run: requirements.lock $(HAS_UV)
+	@if [ ! -e .venv/.dev ]; then $(call sync,requirements.lock); \
+	elif [ .venv/.dev -ot requirements-dev.lock ]; then \
+	  $(call sync,requirements-dev.lock) && touch .venv/.dev; fi
+	@touch $@
+
+.venv/.dev: requirements-dev.lock $(HAS_UV)
+	@$(call sync,requirements-dev.lock)
+	@touch $@ .venv/.run
+
+define sync
+begun=$$(date +%s); \
+printf '  dependencies  installing the locked set, once ... '; \
+{ [ -x $(PY) ] || $(UV) venv --quiet --python .boot/bin/python3 .venv; } && \
+VIRTUAL_ENV=.venv $(UV) pip sync --quiet --require-hashes $(1) && \
+printf '%4d s  .venv\n' $$(($$(date +%s) - begun))
+endef
+
+# Runs from any folder, unlike "python -m app".
+.venv/bin/execution-plane: Makefile | .venv/.run
+	@printf '#!/bin/sh\nPYTHONPATH="%s" exec "%s" -P -m app "$$@"\n' \
+	  '$(CURDIR)' '$(CURDIR)/$(PY)' > $@ && chmod +x $@
+
+$(HAS_UV):
+	@if [ "$$($(UV) --version 2>/dev/null | cut -d' ' -f2)" != $(UV_VERSION) ]; then \
+	  $(find_python) && \
+	  printf '  installer     uv %s, once ...\n' $(UV_VERSION) && \
+	  "$$python" -m venv .boot && \
+	  .boot/bin/python3 -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION); fi
+	@touch $@
+
+define find_python
+python=; for name in $(PYTHON) python3.13 python3.12 python3.11 python3; do \
+  if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+  then python=$$name; break; fi; done; \
+if [ -z "$$python" ]; then \
+  echo 'Python 3.11 or newer is needed and was not found; make PYTHON=/path/to/python3 says where.' >&2; \
+  exit 1; fi; \
+if ! "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
+  echo "$$python lacks its venv module. Mend:  sudo apt install python3-venv" >&2; exit 1; fi
+endef

@@ -1,0 +1,301 @@
+"""Routes of the control plane and of operators."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+from uuid import UUID
+
+import asyncpg
+from fastapi import APIRouter, Depends, Path, Query
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from app.api import paging
+from app.api.answers import answer
+from app.api.bodies import documented, read_object, validate
+from app.api.examples import CREATE_ATTEMPT
+from app.api.identity import require, services_of
+from app.api.ranges import parse_range
+from app.api.schemas.control import (
+    AttemptPage,
+    EventPage,
+    HeartbeatPage,
+    LeasePage,
+    LogPage,
+)
+from app.domain.commands import CreateAttempt
+from app.domain.errors import (
+    AttemptNotFound,
+    DatabaseUnavailable,
+    FilterTooWide,
+    PageTokenInvalid,
+)
+from app.domain.lifecycle import LogStream, RunnerKind, Status
+from app.domain.records import Attempt
+from app.handlers import attempts as attempt_handlers
+from app.handlers import logs as log_handlers
+from app.services import Services
+from app.store import leases, listing, logs, timelines
+
+router = APIRouter(
+    prefix="/v1",
+    tags=["attempts"],
+    dependencies=[Depends(require("control-plane", "operator"))],
+)
+
+AttemptId = Annotated[UUID, Path(description="The attempt.")]
+
+
+@router.post(
+    "/attempts",
+    name="attempts_create",
+    response_model=Attempt,
+    status_code=201,
+    responses={200: {"model": Attempt, "description": "It was created before by this request."}},
+    openapi_extra=documented(CreateAttempt, CREATE_ATTEMPT),
+)
+async def create_attempt(request: Request) -> Response:
+    """Create one attempt: one technical execution, queued for a runner.
+
+    Idempotent on `idempotency_key`, for ever: the same request again answers 200 with the same
+    attempt and `Idempotent-Replayed: true`; another request under a used key 409
+    `idempotency-key-reused`.
+    """
+    services = services_of(request)
+    fields = await read_object(request, services.settings.server.max_body_bytes)
+    command = validate(CreateAttempt, fields)
+    created = await attempt_handlers.create_attempt(services, command, fields)
+    if created.replayed:
+        return answer(created.attempt, 200, {"Idempotent-Replayed": "true"})
+    return answer(created.attempt, 201, {"Location": f"/v1/attempts/{created.attempt.id}"})
+
+
+@router.get("/attempts/{attempt_id}", name="attempts_get", response_model=Attempt)
+async def get_attempt(
+    request: Request,
+    attempt_id: AttemptId,
+    wait_seconds: Annotated[
+        float, Query(ge=0, le=3000, description="Wait so long for its end.")
+    ] = 0,
+) -> Response:
+    """Read one attempt. With `wait_seconds` the answer comes when it ends, or at that time."""
+    return answer(
+        await attempt_handlers.get_attempt(services_of(request), attempt_id, wait_seconds)
+    )
+
+
+@router.get("/attempts", name="attempts_list", response_model=AttemptPage)
+async def list_attempts(
+    request: Request,
+    status: Status | None = None,
+    job_type: Annotated[str | None, Query(max_length=200)] = None,
+    runner_kind: RunnerKind | None = None,
+    operation_id: UUID | None = None,
+    plan_id: UUID | None = None,
+    plan_node_id: UUID | None = None,
+    runner_instance_id: Annotated[str | None, Query(max_length=128)] = None,
+    created_after: datetime | None = None,
+    created_before: datetime | None = None,
+    page_size: paging.PageSize = 50,
+    page_token: paging.PageToken = None,
+) -> Response:
+    """List attempts, newest first.
+
+    Without `operation_id`, `plan_id` or `plan_node_id` only the last 24 hours are read, unless
+    `created_after` says otherwise. A list that would read too much is refused with
+    `filter-too-wide` and never answered in part.
+    """
+    services = services_of(request)
+    narrowed = listing.Filter(
+        status=status,
+        job_type=job_type,
+        runner_kind=runner_kind,
+        operation_id=operation_id,
+        plan_id=plan_id,
+        plan_node_id=plan_node_id,
+        runner_instance_id=runner_instance_id,
+        created_after=_aware(created_after),
+        created_before=_aware(created_before),
+    )
+    filters = {name: getattr(narrowed, name) for name in listing.Filter.__dataclass_fields__}
+    place = _time_place(paging.decode(page_token, filters))
+    size = paging.bounded(page_size)
+    found = await _list(services, _windowed(narrowed), place, size + 1)
+    items = found[:size]
+    token = None
+    if len(found) > size:
+        token = paging.encode([items[-1].created_at.isoformat(), items[-1].id], filters)
+    return answer(AttemptPage(items=items, next_page_token=token), headers={"Page-Size": str(size)})
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    """A time without a zone is UTC."""
+    return moment.replace(tzinfo=UTC) if moment and moment.tzinfo is None else moment
+
+
+def _windowed(narrowed: listing.Filter) -> listing.Filter:
+    """The default window of a list that names no operation, plan or node."""
+    named = narrowed.operation_id or narrowed.plan_id or narrowed.plan_node_id
+    if named or narrowed.created_after is not None:
+        return narrowed
+    values = {name: getattr(narrowed, name) for name in listing.Filter.__dataclass_fields__}
+    end = narrowed.created_before or datetime.now(UTC)
+    return listing.Filter(**{**values, "created_after": end - timedelta(days=1)})
+
+
+def _time_place(place: list[Any] | None) -> tuple[datetime, UUID] | None:
+    if place is None:
+        return None
+    try:
+        moment, identifier = place
+        return datetime.fromisoformat(moment), UUID(identifier)
+    except (ValueError, TypeError, AttributeError):
+        raise PageTokenInvalid from None
+
+
+async def _list(
+    services: Services,
+    narrowed: listing.Filter,
+    place: tuple[datetime, UUID] | None,
+    limit: int,
+) -> list[Attempt]:
+    timeout = int(services.settings.limits.list_statement_timeout_seconds * 1000)
+    try:
+        return await services.database.run(
+            lambda conn: listing.list_attempts(
+                conn, narrowed, before=place, limit=limit, timeout_milliseconds=timeout
+            )
+        )
+    except DatabaseUnavailable as error:
+        if isinstance(error.__cause__, asyncpg.QueryCanceledError):
+            raise FilterTooWide from None
+        raise
+
+
+@router.get("/attempts/{attempt_id}/events", name="attempts_list_events", response_model=EventPage)
+async def list_events(
+    request: Request,
+    attempt_id: AttemptId,
+    page_size: paging.PageSize = 100,
+    page_token: paging.PageToken = None,
+) -> Response:
+    """Read the timeline of an attempt, in order."""
+    filters = {"attempt_id": attempt_id}
+    place = paging.decode(page_token, filters)
+    after = place[0] if place and isinstance(place[0], int) else 0
+    size = paging.bounded(page_size)
+    found = await services_of(request).database.run(
+        lambda conn: timelines.list_events(conn, attempt_id, after=after, limit=size + 1)
+    )
+    if found is None:
+        raise AttemptNotFound
+    items = found[:size]
+    token = paging.encode([items[-1].event_number], filters) if len(found) > size else None
+    return answer(EventPage(items=items, next_page_token=token))
+
+
+@router.get("/attempts/{attempt_id}/leases", name="attempts_list_leases", response_model=LeasePage)
+async def list_leases(request: Request, attempt_id: AttemptId) -> Response:
+    """Read all leases of an attempt: who held it, and how each ended."""
+    services = services_of(request)
+    await attempt_handlers.get_attempt(services, attempt_id)
+    found = await services.database.run(lambda conn: leases.list_of_attempt(conn, attempt_id))
+    return answer(LeasePage(items=found, next_page_token=None))
+
+
+@router.get(
+    "/attempts/{attempt_id}/heartbeats",
+    name="attempts_list_heartbeats",
+    response_model=HeartbeatPage,
+)
+async def list_heartbeats(
+    request: Request,
+    attempt_id: AttemptId,
+    page_size: paging.PageSize = 100,
+    page_token: paging.PageToken = None,
+) -> Response:
+    """Read the signs of life of an attempt, newest first."""
+    filters = {"attempt_id": attempt_id}
+    place = _time_place(paging.decode(page_token, filters))
+    size = paging.bounded(page_size)
+    found = await services_of(request).database.run(
+        lambda conn: timelines.list_heartbeats(conn, attempt_id, before=place, limit=size + 1)
+    )
+    if found is None:
+        raise AttemptNotFound
+    items = found[:size]
+    token = None
+    if len(found) > size:
+        token = paging.encode([items[-1].created_at.isoformat(), items[-1].id], filters)
+    return answer(HeartbeatPage(items=items, next_page_token=token))
+
+
+@router.get("/attempts/{attempt_id}/logs", name="attempts_list_logs", response_model=LogPage)
+async def list_logs(
+    request: Request,
+    attempt_id: AttemptId,
+    stream: LogStream | None = None,
+    page_size: paging.PageSize = 100,
+    page_token: paging.PageToken = None,
+) -> Response:
+    """List the stored chunks of an attempt's log: where each lies and how large it is."""
+    services = services_of(request)
+    await attempt_handlers.get_attempt(services, attempt_id)
+    filters = {"attempt_id": attempt_id, "stream": stream}
+    place = paging.decode(page_token, filters)
+    after = _log_place(place)
+    size = paging.bounded(page_size)
+    found = await services.database.run(
+        lambda conn: logs.list_refs(conn, attempt_id, stream=stream, after=after, limit=size + 1)
+    )
+    items = found[:size]
+    token = None
+    if len(found) > size:
+        last = items[-1]
+        token = paging.encode([last.lease_number, last.stream, last.stream_offset], filters)
+    return answer(LogPage(items=items, next_page_token=token))
+
+
+def _log_place(place: list[Any] | None) -> tuple[int, str, int] | None:
+    match place:
+        case None:
+            return None
+        case [int() as lease_number, str() as stream, int() as offset]:
+            return lease_number, stream, offset
+        case _:
+            raise PageTokenInvalid
+
+
+@router.get(
+    "/attempts/{attempt_id}/logs/{stream}",
+    name="attempts_read_log",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/octet-stream": {}}, "description": "The bytes."},
+        206: {"content": {"application/octet-stream": {}}, "description": "A range of them."},
+        416: {"description": "The range lies beyond the end."},
+    },
+)
+async def read_log(request: Request, attempt_id: AttemptId, stream: LogStream) -> Response:
+    """Read one stream of an attempt's log, exactly as it is stored, while it is written too.
+
+    The leases of an attempt follow each other with a line between them. One `Range` of bytes is
+    understood; nothing stored yet is an empty answer.
+    """
+    services = services_of(request)
+    await attempt_handlers.get_attempt(services, attempt_id)
+    pieces = await log_handlers.list_segments(services, attempt_id, stream)
+    total = sum(piece.size for piece in pieces)
+    wanted = parse_range(request.headers.get("range"), total)
+    headers = {"Accept-Ranges": "bytes", "Cache-Control": "no-store"}
+    first, last = wanted or (0, total - 1)
+    if wanted is not None:
+        headers["Content-Range"] = f"bytes {first}-{last}/{total}"
+    headers["Content-Length"] = str(last - first + 1)
+    return StreamingResponse(
+        log_handlers.read_segments(services, pieces, first, last),
+        206 if wanted else 200,
+        headers,
+        "application/octet-stream",
+    )

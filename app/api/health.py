@@ -1,0 +1,69 @@
+"""Liveness, readiness and metrics, without a token: they tell nothing that is not harmless."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from app.api.identity import services_of
+from app.domain.errors import ServiceError
+from app.store import gauges
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/livez", name="health_live")
+async def live() -> dict[str, str]:
+    """The process answers. Says nothing about its surroundings."""
+    return {"status": "ok"}
+
+
+@router.get(
+    "/readyz", name="health_ready", responses={503: {"description": "Not ready; says why."}}
+)
+async def ready(request: Request) -> Response:
+    """The process can do its work: database there and migrated, bucket there, not stopping.
+
+    Also shows the age of the last sweep anywhere, so that a missing scheduler is seen.
+    """
+    services = services_of(request)
+    checks: dict[str, str] = {}
+    if request.app.state.draining.is_set():
+        checks["process"] = "stopping"
+    sweep_age: float | None = None
+    try:
+        state = await services.database.run(gauges.readiness)
+        sweep_age = state.sweep_age_seconds
+        wanted = request.app.state.schema_head
+        checks["database"] = (
+            "ok" if state.revision == wanted else "not migrated: run execution-plane migrate"
+        )
+    except ServiceError as error:
+        checks["database"] = error.reason()
+    try:
+        await services.objects.check()
+        checks["objects"] = "ok"
+    except ServiceError as error:
+        checks["objects"] = error.reason()
+    good = all(value == "ok" for value in checks.values())
+    body = {
+        "status": "ok" if good else "not-ready",
+        "checks": checks,
+        "last_sweep_age_seconds": sweep_age,
+    }
+    return JSONResponse(body, 200 if good else 503)
+
+
+@router.get("/metrics", name="health_metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Metrics for Prometheus. The gauges of the queue are read from the database at each scrape."""
+    services = services_of(request)
+    services.metrics.database_connections.set(services.database.in_use)
+    try:
+        levels = await services.database.run(gauges.levels)
+        gauges.show(services.metrics, levels)
+    except ServiceError:
+        pass  # the counters are told all the same; the database's absence is a metric elsewhere
+    return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,75 @@
+"""What surrounds every request: its id, one log line, its metrics, and no 500 without a reason."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.problems import plain_problem
+from app.domain.ids import new_id
+from app.telemetry import Metrics
+
+_LOG = structlog.get_logger("access")
+
+
+class RequestContext:
+    """Pure ASGI: one object a request, nothing buffered."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, access_log: bool) -> None:
+        """`app`: what is surrounded."""
+        self._app = app
+        self._metrics = metrics
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. An exception nobody foresaw is logged and answered as a problem."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = new_id().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        began = time.perf_counter()
+        status = 0
+
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message.setdefault("headers", []).append((b"request-id", request_id.encode()))
+            await send(message)
+
+        self._metrics.in_flight.inc()
+        try:
+            await self._app(scope, receive, tell)
+        except Exception:
+            structlog.get_logger(__name__).exception("request.failed")
+            if status:
+                raise
+            response = plain_problem(
+                500, "internal", "This should not have happened; it was logged.", request_id
+            )
+            await response(scope, receive, tell)
+        finally:
+            self._metrics.in_flight.dec()
+            self._note(scope, status, time.perf_counter() - began)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        method, route = scope["method"], _route_of(scope)
+        self._metrics.requests.labels(method, route, str(status)).inc()
+        self._metrics.request_seconds.labels(method, route).observe(seconds)
+        if self._access_log and route not in {"/livez", "/readyz", "/metrics"}:
+            _LOG.info(
+                "request", method=method, route=route, status=status, ms=round(seconds * 1000, 1)
+            )
+
+
+def _route_of(scope: Scope) -> str:
+    """The route's template: a path as it came would be a label of a stranger's choosing."""
+    route: Any = scope.get("route")
+    path = getattr(route, "path", None)
+    return path if isinstance(path, str) else "none"

@@ -1,0 +1,258 @@
+"""Commands of a lease's holder: start, heartbeat and complete, each fenced by the lease's row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from app.auth.lease_tokens import hash_of
+from app.domain import jsontext
+from app.domain.commands import CompleteLease, Heartbeat, StartLease, UnderLease
+from app.domain.errors import (
+    AttemptEnded,
+    Cancelled,
+    LeaseExpired,
+    LeaseNotFound,
+    LeaseReleased,
+    LeaseRevoked,
+    LeaseTokenInvalid,
+    OutcomeUnknown,
+    ServiceError,
+    SessionReplaced,
+)
+from app.domain.ids import new_id
+from app.domain.keys import KeyRing
+from app.domain.lifecycle import FailureCategory, LeaseStatus, Outcome, Status, is_terminal
+from app.domain.records import Attempt
+from app.settings import LeaseSettings
+from app.store import leases
+from app.store.database import Connection
+from app.store.leases import Beaten, Completion, Diagnosis, Key, Started
+
+_COMPLETE_PURPOSE = "lease.complete"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Durations that every command under a lease works with."""
+
+    lease_time: timedelta
+    cancel_grace: timedelta
+
+    @classmethod
+    def of(cls, settings: LeaseSettings) -> Terms:
+        """The terms that the settings give."""
+        return cls(
+            timedelta(seconds=settings.lease_seconds),
+            timedelta(seconds=settings.cancel_grace_seconds),
+        )
+
+
+def key_of(command: UnderLease) -> Key:
+    """The lease and the hash of the token that this command shows."""
+    return Key(command.lease_id, hash_of(command.lease_token.get_secret_value()))
+
+
+async def start(
+    conn: Connection, terms: Terms, commands: Sequence[StartLease]
+) -> list[Started | ServiceError]:
+    """Begin work. A result that is not an error always means: begin.
+
+    With a cancel pending the attempt runs and is cancelled in one transaction: two legal moves,
+    each with its event, and the answer is Cancelled. A repeat of a start is answered alike.
+    """
+    keys = [key_of(command) for command in commands]
+    started = await leases.start(conn, keys, terms.lease_time, terms.cancel_grace)
+    stopped = [
+        key
+        for key in keys
+        if key.lease_id in started and started[key.lease_id].attempt.cancel_requested_at is not None
+    ]
+    never_began = [key for key in stopped if started[key.lease_id].first]
+    ended = await leases.complete(conn, [_cancelled(key) for key in never_began])
+    missed = await _diagnose(conn, keys, started)
+    outcomes: list[Started | ServiceError] = []
+    for key in keys:
+        if key in stopped:
+            attempt = ended.get(key.lease_id) or started[key.lease_id].attempt
+            outcomes.append(Cancelled(**_told(attempt)))
+        elif key.lease_id in started:
+            outcomes.append(started[key.lease_id])
+        else:
+            outcomes.append(refusal(key, missed.get(key.lease_id)))
+    return outcomes
+
+
+def _cancelled(key: Key) -> Completion:
+    return Completion(
+        key,
+        Outcome.CANCELLED.value,
+        FailureCategory.CANCELLED.value,
+        "Cancelled before its work began.",
+        None,
+        "cancelled-at-start",
+    )
+
+
+async def heartbeat(
+    conn: Connection,
+    terms: Terms,
+    commands: Sequence[Heartbeat],
+    published_at: datetime | None = None,
+) -> list[Beaten | ServiceError]:
+    """Renew leases; one statement where no phase changes. Older beats renew and change no more."""
+    beats = [
+        leases.Beat(
+            key_of(command),
+            new_id(),
+            command.session_id,
+            command.sequence,
+            command.phase,
+            command.progress_percent,
+            command.message,
+        )
+        for command in commands
+    ]
+    beaten = await leases.heartbeat(
+        conn, beats, terms.lease_time, with_phase=False, published_at=published_at
+    )
+    left = [beat for beat in beats if beat.key.lease_id not in beaten]
+    if left:
+        beaten |= await leases.heartbeat(
+            conn, left, terms.lease_time, with_phase=True, published_at=published_at
+        )
+    missed = await _diagnose(conn, [beat.key for beat in beats], beaten)
+    return [
+        beaten.get(beat.key.lease_id)
+        or refusal(beat.key, missed.get(beat.key.lease_id), session_id=beat.session_id)
+        for beat in beats
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteRequest:
+    """A validated completion together with the JSON as it was sent."""
+
+    command: CompleteLease
+    as_sent: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The ended attempt, and whether this completion had been accepted before."""
+
+    attempt: Attempt
+    replayed: bool
+
+
+async def complete(
+    conn: Connection, keys: KeyRing, terms: Terms, requests: Sequence[CompleteRequest]
+) -> list[Completed | ServiceError]:
+    """End attempts by their runners' word; the first word under a lease is final.
+
+    A completion before the start (whose answer was lost) starts and ends the attempt in one
+    transaction. The same completion again gets the same result, a different one AttemptEnded.
+    """
+    rows = [_completion(keys, request) for request in requests]
+    done = await leases.complete(conn, rows)
+    missed = await _diagnose(conn, [row.key for row in rows], done)
+    unstarted = [row for row in rows if _waits_for_start(row, missed.get(row.key.lease_id))]
+    if unstarted:
+        await leases.start(
+            conn, [row.key for row in unstarted], terms.lease_time, terms.cancel_grace
+        )
+        done |= await leases.complete(conn, unstarted)
+        missed = await _diagnose(conn, [row.key for row in rows], done)
+    outcomes: list[Completed | ServiceError] = []
+    for row, request in zip(rows, requests, strict=True):
+        if row.key.lease_id in done:
+            outcomes.append(Completed(done[row.key.lease_id], replayed=False))
+        else:
+            outcomes.append(_repeated(keys, request, row.key, missed.get(row.key.lease_id)))
+    return outcomes
+
+
+def _waits_for_start(row: Completion, found: Diagnosis | None) -> bool:
+    return (
+        found is not None
+        and found.token_hash == row.key.token_hash
+        and found.status is LeaseStatus.ACTIVE
+        and found.attempt.status is Status.LEASED
+    )
+
+
+def _completion(keys: KeyRing, request: CompleteRequest) -> Completion:
+    command = request.command
+    return Completion(
+        key_of(command),
+        command.outcome.value,
+        None if command.category is None else command.category.value,
+        command.failure_message,
+        None if command.result is None else jsontext.dumps(command.result),
+        keys.digest(_COMPLETE_PURPOSE, request.as_sent),
+    )
+
+
+def _repeated(
+    keys: KeyRing, request: CompleteRequest, key: Key, found: Diagnosis | None
+) -> Completed | ServiceError:
+    if (
+        found is not None
+        and found.token_hash == key.token_hash
+        and found.completion_digest is not None
+        and found.completion_digest.count(":") == 2  # noqa: PLR2004 - version:key:hex
+        and keys.matches(found.completion_digest, _COMPLETE_PURPOSE, request.as_sent)
+    ):
+        return Completed(found.attempt, replayed=True)
+    return refusal(key, found)
+
+
+async def _diagnose(
+    conn: Connection, keys: Sequence[Key], done: Mapping[UUID, object]
+) -> dict[UUID, Diagnosis]:
+    """Why the rest was not done; a new statement, whose snapshot sees who was quicker."""
+    missed = [key.lease_id for key in keys if key.lease_id not in done]
+    return await leases.diagnose(conn, missed) if missed else {}
+
+
+def refusal(  # noqa: PLR0911 - one line a fact
+    key: Key, found: Diagnosis | None, *, session_id: UUID | None = None
+) -> ServiceError:
+    """The one fact that kept a command under a lease from being carried out."""
+    if found is None:
+        return LeaseNotFound()
+    if found.token_hash != key.token_hash:
+        return LeaseTokenInvalid()
+    told = _told(found.attempt)
+    if session_id is not None and session_id != found.session_id:
+        return SessionReplaced("This lease belongs to another session of the runner.", **told)
+    if found.attempt.status is Status.CANCELLED:
+        return Cancelled(**told)
+    if found.completion_digest is not None:
+        return AttemptEnded(**told)
+    match found.status:
+        case LeaseStatus.EXPIRED:
+            return LeaseExpired(**told)
+        case LeaseStatus.RELEASED:
+            return LeaseReleased(**told)
+        case LeaseStatus.REVOKED:
+            return SessionReplaced(**told) if found.session_replaced else LeaseRevoked(**told)
+        case LeaseStatus.ACTIVE:
+            # Active, token right, and yet not done: it changed between two of our statements.
+            return AttemptEnded(**told) if is_terminal(found.attempt.status) else OutcomeUnknown()
+
+
+def _told(attempt: Attempt) -> dict[str, Any]:
+    """What every refusal says of the attempt, and that the runner must stop."""
+    category = attempt.failure_category
+    return {
+        "action": "stop",
+        "attempt": {
+            "id": str(attempt.id),
+            "status": attempt.status.value,
+            "failure_category": None if category is None else category.value,
+        },
+    }

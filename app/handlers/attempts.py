@@ -1,0 +1,73 @@
+"""What `attempt.create` causes, over REST and over push."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from app.commands import attempts
+from app.commands.attempts import Created, CreateRequest
+from app.domain.commands import CreateAttempt
+from app.domain.errors import AttemptNotFound, ServiceError
+from app.domain.lifecycle import is_terminal
+from app.domain.records import Attempt
+from app.handlers.counting import counted
+from app.handlers.registry import Context, Registry
+from app.services import Services
+from app.store import attempts as store
+from app.store import signals
+
+CREATE = "attempt.create"
+
+
+async def create_attempt(
+    services: Services, command: CreateAttempt, as_sent: Mapping[str, Any]
+) -> Created:
+    """Create the attempt, or find it created before by the same request, and wake who waits.
+
+    Raises IdempotencyKeyReused for another request under a used key.
+    """
+    with counted(services.metrics, CREATE):
+        request = CreateRequest(command, as_sent)
+        limit = services.settings.limits.max_placement_classes_per_kind
+        [outcome] = await services.database.run(
+            lambda conn: attempts.create(conn, services.keys, [request], limit)
+        )
+        if isinstance(outcome, ServiceError):
+            raise outcome
+        if not outcome.replayed:
+            services.signals.wake(signals.work(outcome.attempt.runner_kind), 1)
+        return outcome
+
+
+async def get_attempt(services: Services, attempt_id: UUID, wait_seconds: float = 0) -> Attempt:
+    """The attempt; with `wait_seconds` when it ends, or after that time. Raises AttemptNotFound.
+
+    Waiting holds no database connection.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + min(wait_seconds, services.settings.limits.max_wait_seconds)
+    while True:
+        found = await services.database.run(lambda conn: store.find(conn, attempt_id))
+        if found is None:
+            raise AttemptNotFound
+        left = deadline - loop.time()
+        if is_terminal(found.status) or left <= 0:
+            return found
+        poll = services.settings.leases.signal_every_seconds
+        await services.signals.wait(signals.attempt(attempt_id), min(left, poll))
+
+
+def register(registry: Registry) -> None:
+    """Register the handlers of this module."""
+
+    @registry.handler(CREATE, CreateAttempt, idempotent_by="idempotency_key")
+    async def create(context: Context, command: CreateAttempt) -> None:
+        await create_attempt(context.services, command, context.as_sent)
+
+    @registry.prepare(CREATE)
+    def with_key(data: Mapping[str, Any], envelope_id: str) -> Mapping[str, Any]:
+        """A message without a key is keyed by its envelope, so that its repeats are one."""
+        return data if "idempotency_key" in data else {**data, "idempotency_key": envelope_id}

@@ -1,0 +1,81 @@
+"""What the commands of runners cause, over REST and over push."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from app.commands import runners as commands
+from app.commands.runners import Registration
+from app.domain.commands import RegisterRunner, ReportStatus
+from app.domain.errors import RunnerNotFound, ServiceError
+from app.domain.records import Runner
+from app.handlers.counting import counted
+from app.handlers.registry import Context, Registry
+from app.services import Services
+from app.store import runners, signals
+from app.store.ends import LeaseEnd
+
+REGISTER = "runner.register"
+REPORT_STATUS = "runner.report_status"
+OFFLINE_LEASES = 3
+"""A runner silent for so many lease times is shown as offline."""
+
+
+async def register_runner(services: Services, command: RegisterRunner) -> Registration:
+    """Register a runner or a new session of it. Raises SessionReused and its kin."""
+    with counted(services.metrics, REGISTER):
+        outcome = await services.database.run(
+            lambda conn: commands.register(conn, services.rules, command)
+        )
+        if isinstance(outcome, ServiceError):
+            raise outcome
+        tell(services, outcome.ended)
+        return outcome
+
+
+async def report_status(services: Services, command: ReportStatus) -> bool:
+    """Store a runner's report; False if a newer one had overtaken it."""
+    with counted(services.metrics, REPORT_STATUS):
+        outcome = await services.database.run(lambda conn: commands.report_status(conn, command))
+        if isinstance(outcome, ServiceError):
+            raise outcome
+        return outcome
+
+
+async def get_runner(services: Services, runner_id: str) -> Runner:
+    """The runner as it is shown. Raises RunnerNotFound."""
+    lease_time = services.terms.lease_time
+    found = await services.database.run(
+        lambda conn: runners.find(conn, runner_id, offline_after(services), lease_time)
+    )
+    if found is None:
+        raise RunnerNotFound
+    return found
+
+
+def offline_after(services: Services) -> timedelta:
+    """Silence after which a runner is shown as offline."""
+    return OFFLINE_LEASES * services.terms.lease_time
+
+
+def tell(services: Services, ended: Iterable[LeaseEnd]) -> None:
+    """Count ends of leases and wake who waits for the attempts, or for the work they set free."""
+    for end in ended:
+        consequence = "continues" if end.continues else str(end.attempt_status)
+        services.metrics.leases_ended.labels("ended", consequence).inc()
+        services.signals.wake(signals.attempt(end.attempt_id))
+        if end.continues:
+            services.signals.wake(signals.work(end.runner_kind), 1)
+
+
+def register(registry: Registry) -> None:
+    """Register the handlers of this module."""
+
+    @registry.handler(REGISTER, RegisterRunner, idempotent_by="session")
+    async def registered(context: Context, command: RegisterRunner) -> None:
+        await register_runner(context.services, command)
+
+    @registry.handler(REPORT_STATUS, ReportStatus, idempotent_by="sequence")
+    async def reported(context: Context, command: ReportStatus) -> None:
+        await report_status(context.services, command)

@@ -1,0 +1,28 @@
+"""What a loop is: one bounded pass, and nothing about when or how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.services import Services
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one pass did. `more`: its batch was full, so the next pass should follow at once."""
+
+    done: int
+    more: bool = False
+
+
+class Loop(Protocol):
+    """One kind of upkeep. Tests call `run_once`; the supervisor owns everything else."""
+
+    name: str
+    interval_seconds: float
+    leader_only: bool
+
+    async def run_once(self, services: Services) -> Result:
+        """One bounded pass in a transaction of its own."""
+        ...

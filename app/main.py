@@ -1,0 +1,98 @@
+"""The HTTP application: routers, problem handlers, middleware, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api import control, health, push, runner
+from app.api.bodies import pointer
+from app.api.dispatch import Dispatcher
+from app.api.docs import add_docs
+from app.api.middleware import RequestContext
+from app.api.openapi import document
+from app.api.problems import plain_problem, problem
+from app.domain.errors import RequestInvalid, ServiceError
+from app.handlers import all_handlers
+from app.handlers.registry import Registry
+from app.services import Services
+from app.store import migrate
+
+_REASONS = {404: "not-found", 405: "method-not-allowed"}
+
+
+def version() -> str:
+    """The version of this program."""
+    try:
+        return installed_version("execution-plane-service")
+    except PackageNotFoundError:
+        return "0.1.0"
+
+
+def create_app(services: Services, registry: Registry | None = None) -> FastAPI:
+    """The application over these services. `registry` replaces the handlers, for tests."""
+    app = FastAPI(
+        title="execution-plane-service",
+        version=version(),
+        description=(
+            "The record of every technical execution: which attempt was created, which runner "
+            "holds its lease, is it alive, how did it end, where are its logs."
+        ),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
+        telemetry={"operation_spans": False, "metrics": False, "logs": False},
+    )
+    app.state.services = services
+    app.state.dispatcher = Dispatcher(services, registry or all_handlers.build())
+    app.state.in_flight = push.InFlight(services.settings.push)
+    app.state.draining = asyncio.Event()
+    app.state.schema_head = migrate.head()
+    for router in (control.router, runner.router, push.router, health.router):
+        app.include_router(router)
+    add_docs(app)
+    app.add_exception_handler(ServiceError, _service_error)
+    app.add_exception_handler(RequestValidationError, _invalid_parameters)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.openapi = lambda: document(app, version())  # type: ignore[method-assign]
+    app.add_middleware(
+        RequestContext,
+        metrics=services.metrics,
+        access_log=services.settings.telemetry.access_log,
+    )
+    return app
+
+
+def _request_id(request: Request) -> str:
+    return str(getattr(request.state, "request_id", ""))
+
+
+async def _service_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)  # noqa: S101 - registered for it
+    return problem(error, _request_id(request))
+
+
+async def _invalid_parameters(request: Request, error: Exception) -> Response:
+    """Path, query and header parameters; bodies are validated by `api/bodies.py`."""
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for it
+    faults = [
+        {"pointer": pointer(tuple(fault["loc"])), "detail": fault["msg"]}
+        for fault in error.errors()
+    ]
+    return problem(RequestInvalid(faults), _request_id(request))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for it
+    reason = _REASONS.get(error.status_code, "refused")
+    return plain_problem(
+        error.status_code, reason, str(error.detail), _request_id(request), error.headers
+    )

@@ -1,0 +1,49 @@
+"""What edges are given: every pool, client and setting of the process, made in `wiring` alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import httpx
+
+from app.auth.tokens import TokenVerifier
+from app.commands.claims import Claimer, PlacementClasses
+from app.commands.ends import rules_of
+from app.commands.leases import Terms
+from app.domain.keys import KeyRing
+from app.objects.store import ObjectStore
+from app.settings import Settings
+from app.store.database import Database
+from app.store.ends import Rules
+from app.store.signals import Signals
+from app.telemetry import Metrics
+
+
+@dataclass(frozen=True)
+class Services:
+    """The process's resources. Edges use them; nothing else makes any."""
+
+    settings: Settings
+    database: Database
+    objects: ObjectStore
+    signals: Signals
+    http: httpx.AsyncClient
+    tokens: TokenVerifier
+    keys: KeyRing
+    classes: PlacementClasses
+    metrics: Metrics
+
+    @property
+    def terms(self) -> Terms:
+        """Durations of leases."""
+        return Terms.of(self.settings.leases)
+
+    @property
+    def rules(self) -> Rules:
+        """What follows the end of a lease."""
+        return rules_of(self.settings.leases)
+
+    @property
+    def claimer(self) -> Claimer:
+        """What claims work with."""
+        return Claimer(self.keys, self.classes, self.settings.leases, self.rules)

@@ -1,0 +1,203 @@
+"""The pool and the one way to run a transaction.
+
+A command is a function that takes a connection and returns its outcomes; it never commits. `run`
+gives it a READ COMMITTED transaction, commits, and only then returns. What an error means is
+decided here and nowhere else:
+
+- refused or lost before COMMIT was sent: nothing happened (DatabaseUnavailable, or the error);
+- deadlock or serialisation failure: run again, three times, with jitter;
+- a partition is missing: it is made in a transaction of its own, then the whole is run once more;
+- no answer after COMMIT was sent: OutcomeUnknown. It is never run again by us; the repeat settles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import asyncpg
+
+from app.domain.errors import DatabaseUnavailable, OutcomeUnknown, Overloaded
+from app.settings import DatabaseSettings
+from app.store import partitions
+
+if TYPE_CHECKING:
+    from asyncpg.pool import PoolConnectionProxy
+
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
+else:
+    Connection = asyncpg.Connection
+
+T = TypeVar("T")
+
+_TRIES = 3
+_RETRY = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    OSError,
+    TimeoutError,
+)
+# Classes of SQLSTATE that speak of the server's state and not of the statement: connection,
+# resources, operator intervention, system, wrong credentials, read-only after a failover.
+_SERVER_STATE = ("08", "53", "57", "58", "28", "25006", "XX", "55P03", "3D000")
+
+
+class Database:
+    """A bounded pool of connections to one PostgreSQL."""
+
+    def __init__(self, settings: DatabaseSettings) -> None:
+        """Nothing is connected before the first use, so a service can start without a database."""
+        self._settings = settings
+        self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._opening = asyncio.Lock()
+        self._begin = (
+            "BEGIN ISOLATION LEVEL READ COMMITTED; "
+            f"SET LOCAL statement_timeout = {int(settings.statement_timeout_seconds * 1000)}; "
+            f"SET LOCAL lock_timeout = {int(settings.lock_timeout_seconds * 1000)}; "
+            "SET LOCAL idle_in_transaction_session_timeout = "
+            f"{int(settings.statement_timeout_seconds * 2000)}"
+        )
+
+    async def run(self, command: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run `command` in one transaction and return its outcome after the commit.
+
+        Raises what the command raises (nothing is kept then), DatabaseUnavailable (nothing was
+        changed), Overloaded (no connection became free in time) or OutcomeUnknown.
+        """
+        mended = False
+        for attempt in range(1, _TRIES + 2):
+            try:
+                return await self._once(command)
+            except _RETRY:
+                if attempt > _TRIES:
+                    raise DatabaseUnavailable from None
+                await asyncio.sleep(random.uniform(0.005, 0.05) * attempt)  # noqa: S311
+            except asyncpg.CheckViolationError as error:
+                if mended or not partitions.is_missing(error):
+                    raise
+                mended = True
+                await self._once(partitions.ensure_near)
+        raise DatabaseUnavailable
+
+    async def _once(self, command: Callable[[Connection], Awaitable[T]]) -> T:
+        async with self._connection() as connection:
+            try:
+                await connection.execute(self._begin)
+                outcome = await command(connection)
+            except BaseException as error:
+                await self._roll_back(connection)
+                if _is_server_state(error):
+                    raise DatabaseUnavailable from error
+                raise
+            await self._commit(connection)
+            return outcome
+
+    async def _commit(self, connection: Connection) -> None:
+        """Send COMMIT; a request that is cancelled meanwhile still lets it finish."""
+        commit = asyncio.ensure_future(connection.execute("COMMIT"))
+        try:
+            answer = await asyncio.shield(commit)
+        except asyncio.CancelledError:
+            await asyncio.wait([commit])
+            raise
+        except _RETRY:
+            raise
+        except (asyncpg.PostgresError, *_LOST) as error:
+            connection.terminate()
+            if isinstance(error, asyncpg.IntegrityConstraintViolationError):
+                raise
+            raise OutcomeUnknown from error
+        if answer != "COMMIT":
+            raise DatabaseUnavailable
+
+    async def _roll_back(self, connection: Connection) -> None:
+        """End a failed transaction; a connection that cannot is closed, so nobody inherits it."""
+        if connection.is_closed():
+            return
+        try:
+            async with asyncio.timeout(2):
+                await asyncio.shield(asyncio.ensure_future(connection.execute("ROLLBACK")))
+        except BaseException:  # noqa: BLE001 - whatever went wrong, this connection is not reused
+            connection.terminate()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """A connection of the pool for as long as the block lasts."""
+        pool = await self._open()
+        try:
+            connection = await pool.acquire(timeout=self._settings.acquire_timeout_seconds)
+        except TimeoutError as error:
+            if pool.get_idle_size() == 0 and pool.get_size() >= self._settings.pool_size:
+                raise Overloaded from error
+            raise DatabaseUnavailable from error
+        except (asyncpg.PostgresError, *_LOST) as error:
+            raise DatabaseUnavailable from error
+        try:
+            yield connection
+        finally:
+            await asyncio.shield(asyncio.ensure_future(_give_back(pool, connection)))
+
+    async def _open(self) -> asyncpg.Pool[asyncpg.Record]:
+        """The pool, made at first use; while the server is away every caller gets 503 at once."""
+        async with self._opening:
+            if self._pool is None:
+                settings = self._settings
+                try:
+                    self._pool = await asyncpg.create_pool(
+                        settings.url.get_secret_value(),
+                        min_size=settings.pool_min_size,
+                        max_size=settings.pool_size,
+                        statement_cache_size=settings.statement_cache_size,
+                        timeout=settings.connect_timeout_seconds,
+                        command_timeout=settings.statement_timeout_seconds + 2,
+                        max_inactive_connection_lifetime=60,
+                        reset=_keep,
+                        server_settings=(
+                            {"application_name": "execution-plane"}
+                            if settings.statement_cache_size
+                            else None
+                        ),
+                    )
+                except (asyncpg.PostgresError, *_LOST) as error:
+                    raise DatabaseUnavailable from error
+            return self._pool
+
+    async def close(self) -> None:
+        """Close every connection; running transactions get five seconds."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        try:
+            async with asyncio.timeout(5):
+                await pool.close()
+        except TimeoutError:
+            pool.terminate()
+
+    @property
+    def in_use(self) -> int:
+        """Connections busy now, for metrics."""
+        return 0 if self._pool is None else self._pool.get_size() - self._pool.get_idle_size()
+
+
+async def _keep(_: object) -> None:
+    """Nothing to reset: all settings are SET LOCAL, and no session state is ever made."""
+
+
+async def _give_back(pool: asyncpg.Pool[asyncpg.Record], connection: Connection) -> None:
+    try:
+        await pool.release(connection, timeout=5)  # type: ignore[arg-type]
+    except (asyncpg.PostgresError, *_LOST):
+        connection.terminate()
+
+
+def _is_server_state(error: BaseException) -> bool:
+    """Whether the error says that the server, and not the request, is the trouble."""
+    if isinstance(error, _RETRY):
+        return False
+    if isinstance(error, asyncpg.PostgresError):
+        return (error.sqlstate or "").startswith(_SERVER_STATE)
+    return isinstance(error, (*_LOST, asyncpg.InternalClientError))

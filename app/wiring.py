@@ -1,0 +1,56 @@
+"""The only place that makes pools and clients, and ends them in the right order."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
+
+from app.auth.tokens import TokenVerifier
+from app.commands.claims import PlacementClasses
+from app.domain.keys import KeyRing
+from app.objects.store import ObjectStore
+from app.services import Services
+from app.settings import Settings
+from app.store.database import Database
+from app.store.signals import Signals
+from app.telemetry import Metrics
+
+
+@asynccontextmanager
+async def open_services(settings: Settings) -> AsyncIterator[Services]:
+    """All services of a process, for as long as the block lasts.
+
+    Nothing needs to be reachable for it: a database or bucket that is away shows in `/readyz` and
+    as 503, and is used as soon as it is back.
+    """
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(httpx.AsyncClient(follow_redirects=False))
+        tokens = TokenVerifier(settings.identity, http)
+        stack.push_async_callback(tokens.close)
+        database = Database(settings.database)
+        stack.push_async_callback(database.close)
+        objects = ObjectStore(settings.objects)
+        await objects.start()
+        stack.push_async_callback(objects.stop)
+        signals = Signals(settings.database)
+        await signals.start()
+        stack.push_async_callback(signals.stop)
+        yield Services(
+            settings=settings,
+            database=database,
+            objects=objects,
+            signals=signals,
+            http=http,
+            tokens=tokens,
+            keys=KeyRing(
+                settings.keys.current,
+                {
+                    key_id: secret.get_secret_value().encode()
+                    for key_id, secret in settings.keys.secrets.items()
+                },
+            ),
+            classes=PlacementClasses(),
+            metrics=Metrics(),
+        )
