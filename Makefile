@@ -12,13 +12,13 @@ export UV_PYTHON_DOWNLOADS := never
 option = $(if $(filter command,$(origin $(1))),--$(2) "$($(1))")
 STACK = $(call option,NAME,name)
 
-.PHONY: help run demo install install-dev test check format docs bench clean
+.PHONY: help run demo install install-dev test check format docs bench clean lock
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make run        the whole stack on this machine, until Ctrl-C   3 s, first time 20 s more'
+	@echo 'make run        the whole stack on this machine, until Ctrl-C   3 s; first 15 s more'
 	@echo 'make demo       one job on it, from the message to the proof'
-	@echo 'make demo-NAME  another demonstration; "make demo-list" names them'
+	@echo 'make demo-lost  the runner dies half-way; also demo-cancel, demo-stuck'
 	@echo 'make test       all tests, on real parts; T=tests/... for some'
 	@echo 'make check      style, types, import rules'
 	@echo 'make docs       the generated reference'
@@ -44,13 +44,14 @@ check: install-dev
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	.venv/bin/lint-imports
+	$(PY) -m docs.generate --check
 
 format: install-dev
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
 docs: install-dev
-	@exec $(PY) -m app docs
+	@exec $(PY) -m docs.generate
 
 bench: install-dev
 	@exec $(PY) -m app bench
@@ -60,6 +61,15 @@ clean:
 	else rm -rf "$${DEV_HOME:-.dev}" && echo "Removed $${DEV_HOME:-.dev}."; fi
 
 # --- the locked sets ------------------------------------------------------------------------------
+
+# Renews the locks from pyproject.toml; what they hold stays unless UPGRADE=--upgrade says otherwise.
+# The service alone (for the image), with the embedded parts, and with the tools.
+LOCK = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 \
+  $(UPGRADE) pyproject.toml
+lock: $(HAS_UV)
+	$(LOCK) -o requirements-service.lock
+	$(LOCK) --extra embedded -o requirements.lock
+	$(LOCK) --extra embedded --group dev -o requirements-dev.lock
 
 install: .venv/.run .venv/bin/execution-plane
 install-dev: .venv/.dev .venv/bin/execution-plane

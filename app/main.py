@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api import control, health, push, runner
+from app.api import control, health, operator, push, runner
 from app.api.bodies import pointer
 from app.api.dispatch import Dispatcher
 from app.api.docs import add_docs
@@ -56,7 +56,14 @@ def create_app(services: Services, registry: Registry | None = None) -> FastAPI:
     app.state.in_flight = push.InFlight(services.settings.push)
     app.state.draining = asyncio.Event()
     app.state.schema_head = migrate.head()
-    for router in (control.router, runner.router, push.router, health.router):
+    for router in (
+        control.router,
+        operator.reads,
+        operator.writes,
+        runner.router,
+        push.router,
+        health.router,
+    ):
         app.include_router(router)
     add_docs(app)
     app.add_exception_handler(ServiceError, _service_error)

@@ -262,6 +262,8 @@ CREATE TABLE execution_attempts (
     """\
 CREATE INDEX execution_attempts_claimable_idx ON execution_attempts (placement_class_id, priority, created_at, id) WHERE claimable""",
     """\
+CREATE INDEX execution_attempts_claimable_key_idx ON execution_attempts (concurrency_key) WHERE claimable AND concurrency_key IS NOT NULL""",
+    """\
 CREATE INDEX execution_attempts_created_at_idx ON execution_attempts (created_at, id)""",
     """\
 CREATE INDEX execution_attempts_limit_at_idx ON execution_attempts (limit_at) WHERE limit_at IS NOT NULL""",
@@ -500,8 +502,8 @@ FOR EACH ROW WHEN (ROW(OLD.id, OLD.operation_id, OLD.plan_id, OLD.plan_node_id, 
 EXECUTE FUNCTION refuse_change()""",
     """\
 CREATE TRIGGER execution_attempts_terminal BEFORE UPDATE ON execution_attempts
-FOR EACH ROW WHEN (OLD.finished_at IS NOT NULL AND ROW(OLD.status, OLD.failure_category, OLD.failure_message, OLD.result, OLD.runner_instance_id, OLD.leased_at, OLD.started_at, OLD.finished_at, OLD.cancel_requested_at, OLD.cancel_reason, OLD.limit_at, OLD.claimable, OLD.last_lease_number)
-    IS DISTINCT FROM ROW(NEW.status, NEW.failure_category, NEW.failure_message, NEW.result, NEW.runner_instance_id, NEW.leased_at, NEW.started_at, NEW.finished_at, NEW.cancel_requested_at, NEW.cancel_reason, NEW.limit_at, NEW.claimable, NEW.last_lease_number))
+FOR EACH ROW WHEN (OLD.finished_at IS NOT NULL AND ROW(OLD.status, OLD.failure_category, OLD.failure_message, OLD.result, OLD.runner_instance_id, OLD.leased_at, OLD.started_at, OLD.finished_at, OLD.cancel_requested_at, OLD.cancel_reason, OLD.limit_at, OLD.claimable, OLD.last_lease_number, OLD.unstarted_leases, OLD.backoff_runner_id, OLD.backoff_until)
+    IS DISTINCT FROM ROW(NEW.status, NEW.failure_category, NEW.failure_message, NEW.result, NEW.runner_instance_id, NEW.leased_at, NEW.started_at, NEW.finished_at, NEW.cancel_requested_at, NEW.cancel_reason, NEW.limit_at, NEW.claimable, NEW.last_lease_number, NEW.unstarted_leases, NEW.backoff_runner_id, NEW.backoff_until))
 EXECUTE FUNCTION refuse_change()""",
     """\
 CREATE TRIGGER runner_leases_first_status BEFORE INSERT ON runner_leases

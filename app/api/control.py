@@ -24,7 +24,8 @@ from app.api.schemas.control import (
     LeasePage,
     LogPage,
 )
-from app.domain.commands import CreateAttempt
+from app.api.schemas.operator import CancelledOperation
+from app.domain.commands import CancelAttempt, CancelOperation, CreateAttempt
 from app.domain.errors import (
     AttemptNotFound,
     DatabaseUnavailable,
@@ -171,6 +172,38 @@ async def _list(
         if isinstance(error.__cause__, asyncpg.QueryCanceledError):
             raise FilterTooWide from None
         raise
+
+
+@router.post(
+    "/attempts/{attempt_id}:cancel",
+    name="attempts_cancel",
+    response_model=Attempt,
+    openapi_extra=documented(CancelAttempt, {"reason": "superseded by a newer plan"}),
+)
+async def cancel_attempt(request: Request, attempt_id: AttemptId) -> Response:
+    """Cancel an attempt: at once where nothing runs, otherwise its runner is told to stop.
+
+    A cancelled attempt again is 200; one that ended otherwise 409 `already-terminal`.
+    """
+    services = services_of(request)
+    fields = await read_object(request, services.settings.server.max_body_bytes)
+    command = validate(CancelAttempt, fields, {"attempt_id": attempt_id})
+    return answer(await attempt_handlers.cancel_attempt(services, command))
+
+
+@router.post(
+    "/operations/{operation_id}:cancel",
+    name="operations_cancel",
+    response_model=CancelledOperation,
+    openapi_extra=documented(CancelOperation, {"reason": "the operation was called off"}),
+)
+async def cancel_operation(request: Request, operation_id: UUID) -> Response:
+    """Cancel every open attempt of an operation."""
+    services = services_of(request)
+    fields = await read_object(request, services.settings.server.max_body_bytes)
+    command = validate(CancelOperation, fields, {"operation_id": operation_id})
+    cancelled = await attempt_handlers.cancel_operation(services, operation_id, command.reason)
+    return answer(CancelledOperation(operation_id=operation_id, cancelled=cancelled))
 
 
 @router.get("/attempts/{attempt_id}/events", name="attempts_list_events", response_model=EventPage)

@@ -16,7 +16,10 @@ _FROM_PATH = {
     "RegisterRunner": ("runner_id",),
     "ReportStatus": ("runner_id",),
     "ClaimLeases": ("runner_id",),
+    "CancelAttempt": ("attempt_id",),
+    "CancelOperation": ("operation_id",),
     "Heartbeat": ("lease_id", "lease_token"),
+    "ReleaseLease": ("lease_id", "lease_token"),
     "CompleteLease": ("lease_id", "lease_token"),
 }
 """Fields that REST takes from the path or a header, and push from the message."""

@@ -28,12 +28,13 @@ from app.domain.commands import (
     CompleteLease,
     Heartbeat,
     RegisterRunner,
+    ReleaseLease,
     ReportStatus,
     StartLease,
 )
 from app.domain.errors import ContentEncodingUnsupported, Forbidden
 from app.domain.lifecycle import LogStream
-from app.domain.records import Runner
+from app.domain.records import Attempt, Runner
 from app.handlers import leases as lease_handlers
 from app.handlers import logs as log_handlers
 from app.handlers import runners as runner_handlers
@@ -212,6 +213,52 @@ async def complete_lease(request: Request, lease_id: LeaseId, lease_token: Lease
     completed = await lease_handlers.complete_lease(services, command, fields)
     headers = {"Idempotent-Replayed": "true"} if completed.replayed else {}
     return answer(CompletedAnswer(attempt=completed.attempt), 200, headers)
+
+
+@router.post(
+    "/leases/{lease_id}:release",
+    name="leases_release",
+    response_model=Attempt,
+    openapi_extra=documented(ReleaseLease, {"reason": "the host is going down"}),
+)
+async def release_lease(request: Request, lease_id: LeaseId, lease_token: LeaseToken) -> Response:
+    """Give the lease back without having worked. A repeat is answered alike.
+
+    After the start only where the job may be begun again elsewhere (409 `already-started`).
+    """
+    services = services_of(request)
+    fields = await read_object(request, services.settings.server.max_body_bytes)
+    command = validate(ReleaseLease, fields, _proof(lease_id, lease_token))
+    return answer(await lease_handlers.release_lease(services, command))
+
+
+@router.get("/leases/{lease_id}/signals", name="leases_wait_signals", response_model=LeaseAnswer)
+async def wait_signals(
+    request: Request,
+    lease_id: LeaseId,
+    lease_token: LeaseToken,
+    wait_seconds: Annotated[float, Query(ge=0, le=3000, description="Wait so long.")] = 0,
+) -> Response:
+    """Wait for a cancellation or the end of the lease. Does not renew it.
+
+    200 `continue` after the wait, 200 `cancel` at once, 409 as soon as the lease has ended.
+    """
+    services = services_of(request)
+    proof = validate(StartLease, {}, _proof(lease_id, lease_token))
+    found = await lease_handlers.wait_signals(
+        services, proof, wait_seconds, request.is_disconnected
+    )
+    attempt = found.attempt
+    return answer(
+        LeaseAnswer(
+            action="continue" if attempt.cancel_requested_at is None else "cancel",
+            lease_id=lease_id,
+            attempt_id=attempt.id,
+            attempt_status=attempt.status,
+            cancel_reason=attempt.cancel_reason,
+            **_cadence(services),
+        )
+    )
 
 
 @router.post(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from app.domain import jsontext
 from app.domain.commands import CreateAttempt
@@ -34,6 +35,7 @@ class Created:
 
     attempt: Attempt
     replayed: bool
+    placement_class_id: UUID
 
 
 async def create(
@@ -53,18 +55,24 @@ async def create(
     outcomes: list[Created | ServiceError] = []
     for row, request in zip(rows, requests, strict=True):
         if row.idempotency_key in created:
-            outcomes.append(Created(created[row.idempotency_key], replayed=False))
+            outcomes.append(
+                Created(
+                    created[row.idempotency_key],
+                    replayed=False,
+                    placement_class_id=row.placement_class_id,
+                )
+            )
         else:
             attempt, digest = existing[row.idempotency_key]
-            outcomes.append(_replayed(keys, request, attempt, digest))
+            outcomes.append(_replayed(keys, request, attempt, digest, row.placement_class_id))
     return outcomes
 
 
 def _replayed(
-    keys: KeyRing, request: CreateRequest, attempt: Attempt, digest: str
+    keys: KeyRing, request: CreateRequest, attempt: Attempt, digest: str, class_id: UUID
 ) -> Created | ServiceError:
     if keys.matches(digest, _PURPOSE, request.as_sent):
-        return Created(attempt, replayed=True)
+        return Created(attempt, replayed=True, placement_class_id=class_id)
     return IdempotencyKeyReused(attempt_id=str(attempt.id))
 
 

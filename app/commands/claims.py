@@ -9,6 +9,7 @@ from uuid import UUID
 import orjson
 
 from app.auth.lease_tokens import hash_of, token_of
+from app.commands.ends import take_back
 from app.domain.commands import ClaimLeases
 from app.domain.errors import (
     RunnerNotFound,
@@ -22,12 +23,14 @@ from app.domain.keys import KeyRetired, KeyRing
 from app.domain.lifecycle import LeaseStatus, RunnerStatus
 from app.domain.placement import Demands, Offer, satisfies
 from app.settings import LeaseSettings
-from app.store import claims, ends, runners
+from app.store import claims, runners
 from app.store.claims import Leased, LeaseTerms
 from app.store.database import Connection
 from app.store.ends import Rules
 
 _MAX_LAPSED_CLAIMS = 5
+_MAX_OFFERS = 1000
+_UNREAD: tuple[int, dict[UUID, Demands]] = (-1, {})
 
 
 @dataclass
@@ -38,22 +41,40 @@ class PlacementClasses:
     commit hides below any id.
     """
 
-    _of_kind: dict[str, tuple[int, list[Demands]]] = field(default_factory=dict)
+    _of_kind: dict[str, tuple[int, dict[UUID, Demands]]] = field(default_factory=dict)
+    _satisfied: dict[Offer, tuple[int, list[UUID]]] = field(default_factory=dict)
 
     def version(self, kind: str) -> int:
         """The version that the copy of this kind was read at; -1: never read."""
-        return self._of_kind.get(kind, (-1, []))[0]
+        return self._of_kind.get(kind, _UNREAD)[0]
 
     def satisfied_by(self, offer: Offer) -> list[UUID]:
         """The ids of all known classes that a runner with this offer may take."""
-        known = self._of_kind.get(offer.runner_kind, (-1, []))[1]
-        return [demands.class_id for demands in known if satisfies(offer, demands)]
+        version, known = self._of_kind.get(offer.runner_kind, _UNREAD)
+        remembered = self._satisfied.get(offer)
+        if remembered is not None and remembered[0] == version:
+            return remembered[1]
+        if len(self._satisfied) >= _MAX_OFFERS:
+            self._satisfied.clear()
+        satisfied = [one for one, demands in known.items() if satisfies(offer, demands)]
+        self._satisfied[offer] = (version, satisfied)
+        return satisfied
+
+    def may_take(self, offer: Offer, class_id: UUID) -> bool:
+        """Whether the runner may take attempts of this class; of one not known yet, it might."""
+        known = self._of_kind.get(offer.runner_kind, _UNREAD)[1]
+        return class_id not in known or satisfies(offer, known[class_id])
 
     async def reload(self, conn: Connection, kind: str) -> None:
         """Read all classes of this kind again."""
         version, rows = await claims.list_classes(conn, kind)
-        demands = [Demands(kind, row.job_type, row.zone, orjson.loads(row.labels)) for row in rows]
-        self._of_kind[kind] = (version, demands)
+        self._of_kind[kind] = (
+            version,
+            {
+                row.id: Demands(kind, row.job_type, row.zone, orjson.loads(row.labels))
+                for row in rows
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +108,7 @@ async def try_claim(
         return RunnerNotFound()
     if session.session_id != command.session_id:
         return SessionReplaced(action="stop") if session.known else SessionUnknown()
-    offer = Offer(
-        session.runner_kind,
-        frozenset(session.capabilities),
-        session.zone,
-        orjson.loads(session.labels),
-    )
+    offer = offer_of(session)
     satisfied, look = await _look(conn, claimer.classes, offer, command)
     if not look.request_used and not look.available:
         return []
@@ -109,6 +125,16 @@ async def try_claim(
     if not _may_claim(runner):
         return []
     return await _lease(conn, claimer, command, satisfied, runner.capacity_total)
+
+
+def offer_of(session: runners.Session) -> Offer:
+    """What the runner of this session has to offer."""
+    return Offer(
+        session.runner_kind,
+        frozenset(session.capabilities),
+        session.zone,
+        frozenset(orjson.loads(session.labels).items()),
+    )
 
 
 async def _look(
@@ -191,13 +217,5 @@ async def _replay(
             for one in given
             if one.lease.started_at is None and one.lease.status is LeaseStatus.ACTIVE
         ]
-        await ends.end_leases(
-            conn,
-            unstarted,
-            LeaseStatus.RELEASED,
-            claimer.rules,
-            message="The key of the lease's token was retired.",
-            reason="token-key-retired",
-            backs_off=False,
-        )
+        await take_back(conn, claimer.rules, unstarted, "token-key-retired", backs_off=False)
         return TokenKeyRetired()

@@ -1,4 +1,4 @@
-"""Ends of leases that no completion caused: what the settings mean, and one call for all causes."""
+"""Ends that no completion caused: what the settings mean, and one call a cause."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
-from app.domain.lifecycle import LeaseStatus
 from app.settings import LeaseSettings
 from app.store import ends
 from app.store.database import Connection
-from app.store.ends import LeaseEnd, Rules
+from app.store.ends import Cause, End, Rules
 
 
 def rules_of(settings: LeaseSettings) -> Rules:
@@ -19,38 +18,53 @@ def rules_of(settings: LeaseSettings) -> Rules:
         start_timeout=timedelta(seconds=settings.start_timeout_seconds),
         cancel_grace=timedelta(seconds=settings.cancel_grace_seconds),
         max_started_leases=settings.max_started_leases,
-        resumable=tuple(_like(job_type) for job_type in settings.resumable_job_types),
+        resumable=tuple(like(job_type) for job_type in settings.resumable_job_types),
     )
 
 
-def _like(job_type: str) -> str:
+def like(job_type: str) -> str:
     """The LIKE pattern of a job type that may end in `.*`; `_` is an ordinary character in it."""
     return job_type.replace("_", r"\_").replace("*", "%")
 
 
-async def expire(
-    conn: Connection, rules: Rules, lease_ids: Sequence[UUID], *, backs_off: bool = True
-) -> list[LeaseEnd]:
-    """End those of these leases that have really expired."""
-    return await ends.end_leases(
-        conn,
-        lease_ids,
-        LeaseStatus.EXPIRED,
-        rules,
-        message="The runner fell silent and its lease expired.",
-        backs_off=backs_off,
-    )
+async def sweep(
+    conn: Connection, rules: Rules, attempt_ids: Sequence[UUID], *, backs_off: bool = True
+) -> list[End]:
+    """End what has come due of these attempts; those that somebody works on wait for the next."""
+    free = await ends.lock(conn, attempt_ids, skip_locked=True)
+    return await ends.decide(conn, free, Cause.SWEEP, rules, backs_off=backs_off)
 
 
 async def revoke(
     conn: Connection, rules: Rules, lease_ids: Sequence[UUID], reason: str
-) -> list[LeaseEnd]:
+) -> list[End]:
     """Take these leases from their holders."""
-    return await ends.end_leases(
-        conn,
-        lease_ids,
-        LeaseStatus.REVOKED,
-        rules,
-        message="The lease was taken from its runner.",
-        reason=reason,
+    return await _end_leases(conn, rules, lease_ids, Cause.REVOCATION, reason)
+
+
+async def take_back(
+    conn: Connection,
+    rules: Rules,
+    lease_ids: Sequence[UUID],
+    reason: str,
+    *,
+    backs_off: bool = True,
+) -> list[End]:
+    """Release these leases; one that has started only where its job may be begun again."""
+    return await _end_leases(conn, rules, lease_ids, Cause.RELEASE, reason, backs_off=backs_off)
+
+
+async def _end_leases(
+    conn: Connection,
+    rules: Rules,
+    lease_ids: Sequence[UUID],
+    cause: Cause,
+    reason: str,
+    *,
+    backs_off: bool = True,
+) -> list[End]:
+    attempt_ids = await ends.attempts_of(conn, lease_ids)
+    locked = await ends.lock(conn, attempt_ids)
+    return await ends.decide(
+        conn, locked, cause, rules, lease_ids=lease_ids, reason=reason or None, backs_off=backs_off
     )

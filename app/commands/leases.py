@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeGuard
 from uuid import UUID
 
 from app.auth.lease_tokens import hash_of
+from app.commands.ends import take_back
 from app.domain import jsontext
-from app.domain.commands import CompleteLease, Heartbeat, StartLease, UnderLease
+from app.domain.commands import CompleteLease, Heartbeat, ReleaseLease, StartLease, UnderLease
 from app.domain.errors import (
+    AlreadyStarted,
     AttemptEnded,
     Cancelled,
     LeaseExpired,
@@ -30,6 +32,8 @@ from app.domain.records import Attempt
 from app.settings import LeaseSettings
 from app.store import leases
 from app.store.database import Connection
+from app.store.ends import End, Rules
+from app.store.late import record_once
 from app.store.leases import Beaten, Completion, Diagnosis, Key, Started
 
 _COMPLETE_PURPOSE = "lease.complete"
@@ -150,11 +154,13 @@ class Completed:
 
 async def complete(
     conn: Connection, keys: KeyRing, terms: Terms, requests: Sequence[CompleteRequest]
-) -> list[Completed | ServiceError]:
+) -> tuple[list[Completed | ServiceError], list[str]]:
     """End attempts by their runners' word; the first word under a lease is final.
 
     A completion before the start (whose answer was lost) starts and ends the attempt in one
-    transaction. The same completion again gets the same result, a different one AttemptEnded.
+    transaction. The same completion again gets the same result, a different one AttemptEnded. The
+    first one after the lease's end is refused and kept as a late word. Returns the outcomes by
+    position, and the concurrency keys that became free.
     """
     rows = [_completion(keys, request) for request in requests]
     done = await leases.complete(conn, rows)
@@ -172,7 +178,24 @@ async def complete(
             outcomes.append(Completed(done[row.key.lease_id], replayed=False))
         else:
             outcomes.append(_repeated(keys, request, row.key, missed.get(row.key.lease_id)))
-    return outcomes
+    freed = [one.attempt.concurrency_key for one in outcomes if _frees_its_key(one)]
+    late = [row for row in rows if _is_late(row, missed.get(row.key.lease_id))]
+    if late:
+        freed += [word.freed_key for word in await record_once(conn, late)]
+    return outcomes, [key for key in freed if key is not None]
+
+
+def _frees_its_key(outcome: Completed | ServiceError) -> TypeGuard[Completed]:
+    return isinstance(outcome, Completed) and not outcome.replayed
+
+
+def _is_late(row: Completion, found: Diagnosis | None) -> bool:
+    return (
+        found is not None
+        and found.token_hash == row.key.token_hash
+        and found.status is not LeaseStatus.ACTIVE
+        and found.completion_digest is None
+    )
 
 
 def _waits_for_start(row: Completion, found: Diagnosis | None) -> bool:
@@ -208,6 +231,28 @@ def _repeated(
     ):
         return Completed(found.attempt, replayed=True)
     return refusal(key, found)
+
+
+async def release(
+    conn: Connection, rules: Rules, command: ReleaseLease
+) -> tuple[Attempt | ServiceError, list[End]]:
+    """Give a lease back: before its start, or where its job may be begun again, at once.
+
+    A repeat is answered alike. AlreadyStarted where only a completion can end it.
+    """
+    key = key_of(command)
+    found = (await leases.diagnose(conn, [key.lease_id])).get(key.lease_id)
+    if found is None or found.token_hash != key.token_hash:
+        return refusal(key, found), []
+    ended = await take_back(conn, rules, [key.lease_id], command.reason or "released")
+    found = (await leases.diagnose(conn, [key.lease_id])).get(key.lease_id)
+    if found is None or found.completion_digest is not None:
+        return refusal(key, found), ended
+    if found.status is LeaseStatus.RELEASED:
+        return found.attempt, ended
+    if found.status is LeaseStatus.ACTIVE:
+        return AlreadyStarted(attempt=_told(found.attempt)["attempt"]), ended
+    return refusal(key, found), ended
 
 
 async def _diagnose(

@@ -17,7 +17,7 @@ from app.domain.errors import (
 )
 from app.store import runners
 from app.store.database import Connection
-from app.store.ends import LeaseEnd, Rules
+from app.store.ends import End, Rules
 
 _MAX_SESSIONS_A_MINUTE = 3
 
@@ -27,7 +27,7 @@ class Registration:
     """Whether a new session began, and what became of the leases of the one before."""
 
     began: bool
-    ended: tuple[LeaseEnd, ...] = ()
+    ended: tuple[End, ...] = ()
 
 
 async def register(

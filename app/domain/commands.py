@@ -152,6 +152,22 @@ class CancelAttempt(Command):
     """Why, for the timeline."""
 
 
+class CancelOperation(Command):
+    """Ask that every open attempt of an operation ends without finishing its work."""
+
+    operation_id: UUID
+    """The operation."""
+    reason: Message = ""
+    """Why, for the timelines."""
+
+
+class GiveReason(Command):
+    """An operator's word for something that cannot be taken back."""
+
+    reason: Annotated[Message, StringConstraints(min_length=3)]
+    """Why; it is logged."""
+
+
 class RegisterRunner(Command):
     """Register a runner instance, or a new session (process) of it."""
 

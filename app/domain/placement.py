@@ -34,7 +34,7 @@ class Offer:
     runner_kind: str
     capabilities: frozenset[str]
     zone: str | None
-    labels: Mapping[str, str]
+    labels: frozenset[tuple[str, str]]
 
 
 def can_do(capabilities: Iterable[str], job_type: str) -> bool:
@@ -52,5 +52,5 @@ def satisfies(offer: Offer, demands: Demands) -> bool:
         offer.runner_kind == demands.runner_kind
         and can_do(offer.capabilities, demands.job_type)
         and demands.zone in {None, offer.zone}
-        and all(offer.labels.get(name) == value for name, value in demands.labels.items())
+        and demands.labels.items() <= offer.labels
     )

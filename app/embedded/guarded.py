@@ -28,7 +28,7 @@ class Guarded:
         self.pid = pid
 
     @classmethod
-    async def start(  # noqa: PLR0913  each of these differs between the parts
+    async def start(
         cls,
         argv: Sequence[str | Path],
         *,

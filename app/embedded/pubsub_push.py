@@ -43,7 +43,7 @@ class PushPorts:
     post: Callable[[str, Mapping[str, str], bytes], Awaitable[int]]
     mint: Callable[[str, str], str]
     acked: Callable[[Pending], None]
-    used_up: Callable[[Pending], None]
+    used_up: Callable[[Pending, Subscription], None]
     changed: Callable[[], None]
 
 
@@ -70,7 +70,7 @@ def wrapped(pending: Pending, subscription: Subscription) -> bytes:
 
 
 class Pusher:
-    """One subscription at work. `run` pushes until it is cancelled."""
+    """One subscription at work: `run` pushes until `finish` is called."""
 
     def __init__(
         self,
@@ -87,6 +87,7 @@ class Pusher:
         self._queue = queue
         self._rng = rng
         self._wake = asyncio.Event()
+        self._finishing = False
         self._quiet_until = 0.0
 
     @property
@@ -104,11 +105,19 @@ class Pusher:
         self._queue.add(pending)
         self._wake.set()
 
+    def finish(self) -> None:
+        """Begin no further push."""
+        self._finishing = True
+        self._wake.set()
+
     async def run(self, ports: PushPorts) -> None:
-        """Push what is due, as many at once as the window allows, and wait for the next."""
+        """Push what is due, as many at once as the window allows, and wait for the next.
+
+        Returns after `finish`, once the pushes in flight have ended; cancelling breaks them off.
+        """
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as pushes:
-            while True:
+            while not self._finishing:
                 self._wake.clear()
                 while (push := self._take(loop.time())) is not None:
                     self.in_flight += 1
@@ -197,7 +206,7 @@ class Pusher:
         pending, to = push.pending, self.subscription
         pending.nacks += 1
         if to.dead_letter_topic is not None and pending.nacks >= to.max_delivery_attempts:
-            ports.used_up(pending)
+            ports.used_up(pending, to)
             self._queue.done(push)
             return
         delay = to.retry.delay(pending.nacks, self._rng.random()) if to.retry else 0.0

@@ -31,7 +31,7 @@ class Report:
     def __init__(self, stream: TextIO | None = None, *, style: Style = "text") -> None:
         self._stream = stream or sys.stdout
         self._json = style == "jsonl"
-        self._live = style == "text" and self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._live = style == "text" and os.environ.get("TERM") != "dumb" and _is_terminal(stream)
         self._running: dict[str, float] = {}
         self._shown = False
 
@@ -135,6 +135,12 @@ class Report:
         with suppress(BrokenPipeError, ValueError):
             self._stream.write(text)
             self._stream.flush()
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    with suppress(ValueError):  # closed
+        return (stream or sys.stdout).isatty()
+    return False
 
 
 def shown(path: Path) -> str:

@@ -65,13 +65,18 @@ class ServiceProcess:
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         answer = "no answer"
         while self.pid is not None:
-            answer = await asyncio.to_thread(_ask, port, trust)
+            answer = await asyncio.to_thread(_ask, port, trust, "/readyz")
             if answer == "200":
                 return
             if time.monotonic() > deadline:
                 raise self.failed(f"not ready after {START_TIMEOUT_SECONDS:.0f} s ({answer}).")
             await asyncio.sleep(0.02)
         raise self.failed("ended while starting.")
+
+    async def has(self, port: int, ca_file: Path, path: str) -> bool:
+        """Whether this version of the service has such a page."""
+        trust = ssl.create_default_context(cafile=ca_file)
+        return await asyncio.to_thread(_ask, port, trust, path) == "200"
 
     def failed(self, sentence: str) -> PartFailed:
         """A failure of this part, with its log."""
@@ -84,12 +89,12 @@ class ServiceProcess:
             await process.stop()
 
 
-def _ask(port: int, trust: ssl.SSLContext) -> str:
-    """The status that `/readyz` answers with, or what is in the way of an answer."""
+def _ask(port: int, trust: ssl.SSLContext, path: str) -> str:
+    """The status that a path answers with, or what is in the way of an answer."""
     connection = http.client.HTTPSConnection("localhost", port, timeout=5, context=trust)
     with closing(connection):
         try:
-            connection.request("GET", "/readyz")
+            connection.request("GET", path)
             return str(connection.getresponse().status)
         except (OSError, http.client.HTTPException) as error:
             return str(error)

@@ -141,6 +141,7 @@ class Stack:
         self._objects = EmbeddedObjects(home.path / "objects", log_file=home.log("objects"))
         self._service = ServiceProcess(home.path / "service.go", home.log("service"))
         self._cloud: LocalCloud | None = None
+        self._has_docs = False
         self._given: dict[str, str] = {}
         self._memory_file = home.path / "installation.json"
 
@@ -194,7 +195,7 @@ class Stack:
         option = f" --name {self.home.name}" if self.home.name else ""
         return (
             ("API", f"{state['api_url']}/v1", f"CA: {shown(Path(state['ca_file']))}"),
-            ("Docs", state["docs_url"]),
+            *([("Docs", state["docs_url"])] if self._has_docs else []),
             ("Push", state["push_url"], "for signed messages"),
             ("Publish", f"{state['pubsub_url']}/{environment.TOPIC}:publish"),
             ("Token", f"{cli} dev token{option} --role operator"),
@@ -263,6 +264,7 @@ class Stack:
                 await self._service.spawn(variables)
             self._service.go()
             await self._service.wait_ready(self._port, ca_file)
+            self._has_docs = await self._service.has(self._port, ca_file, "/docs")
         if self._cloud is not None:
             where = shown(self.home.path / "pubsub")
             async with self._report.part("pub/sub", "local publisher", where):
@@ -310,7 +312,7 @@ class Stack:
             "version": environment.version(),
             "home": str(self.home.path),
             "api_url": url,
-            "docs_url": f"{url}/docs",
+            "docs_url": f"{url}/docs" if self._has_docs else "",
             "push_url": f"{url}/push/pubsub",
             "ca_file": str(self.home.path / "tls" / "ca.pem"),
             "issuer_url": f"http://127.0.0.1:{self._identity_port}",

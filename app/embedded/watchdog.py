@@ -31,6 +31,7 @@ PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_RAISE = 2
 CAP_DAC_OVERRIDE = 1
 CAPABILITY_VERSION_3 = 0x20080522
+ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HAS_PROC = os.access("/proc/self/cmdline", os.R_OK)
 
 
@@ -45,9 +46,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: orders.append(1))
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(ignored, signal.SIG_IGN)
+    # An order that comes before the command is itself must reach it, not this program's copy.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ORDERS)
     pid = os.fork()
     if pid == 0:
         become(plan)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ORDERS)
     os.write(1, b"%d\n" % pid)
     os.close(1)
     return watch(pid, plan, read_end, orders)
@@ -92,13 +96,14 @@ def become(plan: dict[str, Any]) -> None:
     try:
         watcher = os.getppid()
         signal.set_wakeup_fd(-1)
-        for changed in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
+        for changed in (*ORDERS, signal.SIGPIPE, signal.SIGCHLD):
             signal.signal(changed, signal.SIG_DFL)
         os.dup2(os.open(plan["stdin"] or os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
         if plan["as_nobody"] is not None and os.geteuid() == 0:
             leave_root(plan["as_nobody"], namespace=plan["namespace"])
         end_with_parent(watcher, plan["stop_signal"])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ORDERS)
         os.execv(plan["argv"][0], plan["argv"])  # noqa: S606  no shell: the program is named exactly
     except BaseException as error:  # noqa: BLE001  a fork must never run on into its parent's code
         os.write(2, f"cannot start {plan['argv'][0]}: {error}\n".encode())

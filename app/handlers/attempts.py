@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from app.commands import attempts
+from app.commands import attempts, cancels
 from app.commands.attempts import Created, CreateRequest
-from app.domain.commands import CreateAttempt
+from app.domain.commands import CancelAttempt, CreateAttempt
 from app.domain.errors import AttemptNotFound, ServiceError
 from app.domain.lifecycle import is_terminal
 from app.domain.records import Attempt
+from app.handlers.aftermath import move_up, tell
 from app.handlers.counting import counted
 from app.handlers.registry import Context, Registry
 from app.services import Services
@@ -20,6 +21,7 @@ from app.store import attempts as store
 from app.store import signals
 
 CREATE = "attempt.create"
+CANCEL = "attempt.cancel"
 
 
 async def create_attempt(
@@ -38,8 +40,46 @@ async def create_attempt(
         if isinstance(outcome, ServiceError):
             raise outcome
         if not outcome.replayed:
-            services.signals.wake(signals.work(outcome.attempt.runner_kind), 1)
+            await announce(services, outcome)
         return outcome
+
+
+async def announce(services: Services, created: Created) -> None:
+    """Let a waiting runner know; one with a key first takes its place in the key's line."""
+    attempt = created.attempt
+    if attempt.concurrency_key is not None:
+        await move_up(services, [attempt.concurrency_key])
+    else:
+        services.signals.wake_for_work(attempt.runner_kind, created.placement_class_id)
+
+
+async def cancel_attempt(services: Services, command: CancelAttempt) -> Attempt:
+    """Cancel an attempt, or ask its runner to. Raises AttemptNotFound or AlreadyTerminal."""
+    with counted(services.metrics, CANCEL):
+        [outcome] = await services.database.run(
+            lambda conn: cancels.cancel(conn, services.rules, [command])
+        )
+        if isinstance(outcome, ServiceError):
+            raise outcome
+        services.signals.wake(signals.attempt(command.attempt_id))
+        await tell(services, outcome.ended)
+        return outcome.attempt
+
+
+async def cancel_operation(services: Services, operation_id: UUID, reason: str) -> int:
+    """Cancel all open attempts of an operation; return how many wishes were noted by this call."""
+    with counted(services.metrics, "operation.cancel"):
+        total = 0
+        while True:
+            marked, ended = await services.database.run(
+                lambda conn: cancels.cancel_operation(conn, services.rules, operation_id, reason)
+            )
+            for attempt_id in marked:
+                services.signals.wake(signals.attempt(attempt_id))
+            await tell(services, ended)
+            if not marked:
+                return total
+            total += len(marked)
 
 
 async def get_attempt(services: Services, attempt_id: UUID, wait_seconds: float = 0) -> Attempt:
@@ -71,3 +111,7 @@ def register(registry: Registry) -> None:
     def with_key(data: Mapping[str, Any], envelope_id: str) -> Mapping[str, Any]:
         """A message without a key is keyed by its envelope, so that its repeats are one."""
         return data if "idempotency_key" in data else {**data, "idempotency_key": envelope_id}
+
+    @registry.handler(CANCEL, CancelAttempt, idempotent_by="attempt_id")
+    async def cancel(context: Context, command: CancelAttempt) -> None:
+        await cancel_attempt(context.services, command)

@@ -5,21 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from app.commands import claims, leases
 from app.commands.claims import Claim
 from app.commands.leases import Completed, CompleteRequest
-from app.domain.commands import ClaimLeases, CompleteLease, Heartbeat, StartLease
+from app.domain.commands import (
+    ClaimLeases,
+    CompleteLease,
+    Heartbeat,
+    ReleaseLease,
+    StartLease,
+    UnderLease,
+)
 from app.domain.errors import RunnerNotFound, ServiceError
+from app.domain.lifecycle import LeaseStatus
+from app.domain.placement import Offer
+from app.domain.records import Attempt
+from app.handlers.aftermath import move_up, tell
 from app.handlers.counting import counted
 from app.handlers.registry import Context, Registry
 from app.services import Services
+from app.store import leases as store
 from app.store import runners, signals
-from app.store.leases import Beaten, Started
+from app.store.leases import Beaten, Diagnosis, Started
 
 HEARTBEAT = "lease.heartbeat"
 COMPLETE = "lease.complete"
+RELEASE = "lease.release"
 
 Gone = Callable[[], Awaitable[bool]]
 
@@ -35,7 +49,7 @@ async def claim_leases(services: Services, command: ClaimLeases, gone: Gone) -> 
         limit = services.settings.limits.max_wait_seconds
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(command.wait_seconds, limit)
-        kind: str | None = None
+        offer: Offer | None = None
         while True:
             if await gone():
                 return []
@@ -47,18 +61,22 @@ async def claim_leases(services: Services, command: ClaimLeases, gone: Gone) -> 
             left = deadline - loop.time()
             if outcome or left <= 0:
                 return outcome
-            kind = kind or await _kind_of(services, command)
+            offer = offer or await _offer_of(services, command)
             poll = services.settings.leases.signal_every_seconds
-            await services.signals.wait(signals.work(kind), min(left, poll))
+            await services.signals.wait_for_work(
+                offer.runner_kind,
+                partial(services.classes.may_take, offer),
+                min(left, poll),
+            )
 
 
-async def _kind_of(services: Services, command: ClaimLeases) -> str:
+async def _offer_of(services: Services, command: ClaimLeases) -> Offer:
     session = await services.database.run(
         lambda conn: runners.find_session(conn, command.runner_id, command.session_id)
     )
     if session is None:
         raise RunnerNotFound
-    return session.runner_kind
+    return claims.offer_of(session)
 
 
 async def start_lease(services: Services, command: StartLease) -> Started:
@@ -92,13 +110,52 @@ async def complete_lease(
     """End an attempt by its runner's word. Raises AttemptEnded and its kin."""
     with counted(services.metrics, COMPLETE):
         request = CompleteRequest(command, as_sent)
-        [outcome] = await services.database.run(
+        [outcome], freed_keys = await services.database.run(
             lambda conn: leases.complete(conn, services.keys, services.terms, [request])
         )
+        await move_up(services, freed_keys)
         if isinstance(outcome, ServiceError):
             raise outcome
         services.signals.wake(signals.attempt(outcome.attempt.id))
         return outcome
+
+
+async def release_lease(services: Services, command: ReleaseLease) -> Attempt:
+    """Give a lease back. Raises AlreadyStarted where the work cannot be begun again elsewhere."""
+    with counted(services.metrics, RELEASE):
+        outcome, ended = await services.database.run(
+            lambda conn: leases.release(conn, services.rules, command)
+        )
+        await tell(services, ended)
+        if isinstance(outcome, ServiceError):
+            raise outcome
+        return outcome
+
+
+async def wait_signals(
+    services: Services, proof: UnderLease, wait_seconds: float, gone: Gone
+) -> Diagnosis:
+    """The lease's state as soon as there is something to tell, or after `wait_seconds`.
+
+    Raises the fact that ended the lease. Waiting holds no database connection.
+    """
+    key = leases.key_of(proof)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + min(wait_seconds, services.settings.limits.max_wait_seconds)
+    while True:
+        found = await services.database.run(lambda conn: store.diagnose(conn, [key.lease_id]))
+        state = found.get(key.lease_id)
+        if (
+            state is None
+            or state.token_hash != key.token_hash
+            or state.status is not LeaseStatus.ACTIVE
+        ):
+            raise leases.refusal(key, state)
+        left = deadline - loop.time()
+        if state.attempt.cancel_requested_at is not None or left <= 0 or await gone():
+            return state
+        poll = services.settings.leases.signal_every_seconds
+        await services.signals.wait(signals.attempt(state.attempt.id), min(left, poll))
 
 
 def completion_as_sent(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,3 +173,7 @@ def register(registry: Registry) -> None:
     @registry.handler(COMPLETE, CompleteLease, idempotent_by="lease")
     async def complete(context: Context, command: CompleteLease) -> None:
         await complete_lease(context.services, command, completion_as_sent(context.as_sent))
+
+    @registry.handler(RELEASE, ReleaseLease, idempotent_by="lease")
+    async def release(context: Context, command: ReleaseLease) -> None:
+        await release_lease(context.services, command)

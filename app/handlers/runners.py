@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import timedelta
 
 from app.commands import runners as commands
@@ -10,11 +9,11 @@ from app.commands.runners import Registration
 from app.domain.commands import RegisterRunner, ReportStatus
 from app.domain.errors import RunnerNotFound, ServiceError
 from app.domain.records import Runner
+from app.handlers.aftermath import tell
 from app.handlers.counting import counted
 from app.handlers.registry import Context, Registry
 from app.services import Services
-from app.store import runners, signals
-from app.store.ends import LeaseEnd
+from app.store import runners
 
 REGISTER = "runner.register"
 REPORT_STATUS = "runner.report_status"
@@ -30,7 +29,7 @@ async def register_runner(services: Services, command: RegisterRunner) -> Regist
         )
         if isinstance(outcome, ServiceError):
             raise outcome
-        tell(services, outcome.ended)
+        await tell(services, outcome.ended)
         return outcome
 
 
@@ -57,16 +56,6 @@ async def get_runner(services: Services, runner_id: str) -> Runner:
 def offline_after(services: Services) -> timedelta:
     """Silence after which a runner is shown as offline."""
     return OFFLINE_LEASES * services.terms.lease_time
-
-
-def tell(services: Services, ended: Iterable[LeaseEnd]) -> None:
-    """Count ends of leases and wake who waits for the attempts, or for the work they set free."""
-    for end in ended:
-        consequence = "continues" if end.continues else str(end.attempt_status)
-        services.metrics.leases_ended.labels("ended", consequence).inc()
-        services.signals.wake(signals.attempt(end.attempt_id))
-        if end.continues:
-            services.signals.wake(signals.work(end.runner_kind), 1)
 
 
 def register(registry: Registry) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import structlog
 
 from app.domain.errors import ServiceError
-from app.loops.expire_leases import ExpireLeases
+from app.loops.end_due import EndDue
+from app.loops.keep_keys import KeepKeys
 from app.loops.leader import RENEW_SECONDS, Leader
 from app.loops.loop import Loop
 from app.loops.make_partitions import MakePartitions
@@ -29,7 +30,7 @@ def loops_of(role: str) -> list[Loop]:
     """The loops that a process of this role runs."""
     ticking: list[Loop] = [Tick()] if role in {"api", "all"} else []
     sweeping: list[Loop] = (
-        [ExpireLeases(), MakePartitions()] if role in {"scheduler", "all"} else []
+        [EndDue(), KeepKeys(), MakePartitions()] if role in {"scheduler", "all"} else []
     )
     return ticking + sweeping
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.loops.loop import Result
 from app.services import Services
-from app.store import ends
+from app.store import ticks
 
 
 class Tick:
@@ -16,5 +16,5 @@ class Tick:
 
     async def run_once(self, services: Services) -> Result:
         """Write one tick."""
-        await services.database.run(ends.tick)
+        await services.database.run(ticks.tick)
         return Result(1)

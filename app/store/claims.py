@@ -175,7 +175,8 @@ WITH room AS (
     FOR NO KEY UPDATE OF h SKIP LOCKED
 ), candidates AS (
     SELECT DISTINCT ON (coalesce('k' || concurrency_key, 'i' || id)) * FROM locked
-    ORDER BY coalesce('k' || concurrency_key, 'i' || id), priority, created_at, id
+    ORDER BY coalesce('k' || concurrency_key, 'i' || id), status = 'queued', priority,
+        created_at, id
 ), kept AS (
     UPDATE concurrency_holds h SET lease_number = c.last_lease_number + 1
     FROM candidates c
@@ -196,7 +197,7 @@ WITH room AS (
         SELECT attempt_id FROM taken)
 ), refused AS (
     UPDATE execution_attempts a SET claimable = false
-    FROM locked k WHERE a.id = k.id AND k.concurrency_key IS NOT NULL
+    FROM locked k WHERE a.id = k.id AND k.concurrency_key IS NOT NULL AND k.status = 'queued'
         AND k.id NOT IN (SELECT id FROM won)
 ), made AS (
     INSERT INTO runner_leases AS l (id, attempt_id, runner_instance_id, lease_token_hash,

@@ -1,24 +1,40 @@
-"""The end of a lease without its runner's completion, decided in one place for every cause.
+"""Every end that comes without a runner's completion, decided by one statement.
 
-Expiry, revocation and release differ in the word that is written; what follows for the attempt
-(a further lease, or `lost`) is the same function of its row. Sweeps repeat status and expiry in
-the WHERE of their own UPDATE, and events are written only for rows that were changed.
+Whatever the cause (a silent runner, a limit, a cancel, a new session, a lease given back), first
+the attempts' rows are locked, and then one statement, whose snapshot is taken under those locks,
+decides from the rows what has come due and writes it: so no two sweeps can ever differ. Only a
+lease's expiry can still move meanwhile (beats lock the lease alone), and it is checked again in
+the UPDATE itself. Events are written only for rows that were changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
+from enum import StrEnum
 from uuid import UUID
 
-from app.domain.lifecycle import FailureCategory, LeaseStatus, Status
+from app.domain.lifecycle import Status
 from app.store.database import Connection
+
+
+class Cause(StrEnum):
+    """Who asks for the decision."""
+
+    SWEEP = "sweep"
+    """Time: limits and expired leases."""
+    REVOCATION = "revocation"
+    """Leases are taken from their holders."""
+    RELEASE = "release"
+    """Leases are given back by their holders, or taken back before anybody heard of them."""
+    CANCEL = "cancel"
+    """Attempts with a cancel pending that nobody works on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The settings that decide what follows the end of a lease."""
+    """The settings that decide what follows."""
 
     start_timeout: timedelta
     cancel_grace: timedelta
@@ -28,92 +44,160 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseEnd:
-    """What became of one lease and its attempt."""
+class End:
+    """What became of one attempt, and of the lease that ended with it, if one did."""
 
-    lease_id: UUID
     attempt_id: UUID
-    attempt_status: Status
-    failure_category: FailureCategory | None
+    status: Status
     continues: bool
     concurrency_key: str | None
-    runner_instance_id: str
-    started: bool
     runner_kind: str
+    placement_class_id: UUID
+    lease_id: UUID | None
+    lease_word: str | None
+    runner_instance_id: str | None
+    started: bool
 
 
-_DECIDED = """SELECT e.id AS lease_id, e.attempt_id, e.lease_number, e.runner_instance_id,
-        e.started_at IS NOT NULL AS started, e.released_at AS at, t.status, t.started_at,
-        t.timeout_seconds,
-        CASE WHEN t.cancel_requested_at IS NOT NULL THEN 'cancelled'
-            WHEN t.status = 'leased' THEN NULL
-            WHEN t.job_type LIKE ANY ($5::text[]) AND (e.started_at IS NOT NULL)::int + (
-                SELECT count(*) FROM runner_leases p WHERE p.attempt_id = e.attempt_id
-                    AND p.id <> e.id AND p.started_at IS NOT NULL) < $6 THEN NULL
-            ELSE 'heartbeat_lost' END AS category,
-        (e.started_at IS NOT NULL AND $2 <> 'released')::int AS without_word,
-        CASE WHEN e.started_at IS NULL AND $7 THEN t.unstarted_leases + 1
-            ELSE t.unstarted_leases END AS unstarted,
-        (SELECT min(p.created_at) FROM runner_leases p WHERE p.attempt_id = e.attempt_id
-            AND p.status <> 'released' AND ($2 <> 'released' OR p.id <> e.id)) AS first_kept
-    FROM ended e JOIN target t ON t.id = e.attempt_id"""
+_LOCK = """
+-- ends.lock
+SELECT id FROM execution_attempts WHERE id = ANY($1::uuid[]) AND finished_at IS NULL
+ORDER BY id FOR NO KEY UPDATE {skip}
+"""
+_LOCK_FREE = _LOCK.format(skip="SKIP LOCKED").replace("ends.lock", "ends.lock_free")
+_LOCK_ALL = _LOCK.format(skip="")
 
-_STATEMENT = f"""
--- ends.{{name}}
-WITH target AS (
-    SELECT a.id, a.status, a.job_type, a.last_event_at, a.cancel_requested_at, a.started_at,
-        a.timeout_seconds, a.unstarted_leases, l.id AS lease_id
-    FROM execution_attempts a JOIN runner_leases l ON l.attempt_id = a.id
-    WHERE l.id = ANY($1::uuid[]) AND a.status IN ('leased', 'running')
-    ORDER BY a.id FOR NO KEY UPDATE OF a {{skip}}
+
+async def lock(
+    conn: Connection, attempt_ids: Sequence[UUID], *, skip_locked: bool = False
+) -> list[UUID]:
+    """Lock these attempts, those that have not ended; with `skip_locked` only the free ones."""
+    rows = await conn.fetch(_LOCK_FREE if skip_locked else _LOCK_ALL, list(attempt_ids))
+    return [row["id"] for row in rows]
+
+
+# The one decision. Limits come before the lease's expiry: they are the caller's own words.
+_VERDICT = """CASE
+        WHEN $2 = 'sweep' AND a.cancel_requested_at + $4 <= clock_now() THEN 'lost cancelled'
+        WHEN $2 = 'sweep' AND a.status = 'running'
+            AND a.started_at + make_interval(secs => a.timeout_seconds) <= clock_now()
+            THEN 'timed_out timeout'
+        WHEN $2 = 'sweep' AND a.status = 'queued'
+            AND a.created_at + make_interval(secs => a.queue_timeout_seconds) <= clock_now()
+            THEN 'cancelled runner_unavailable'
+        WHEN $2 = 'sweep' AND a.status = 'leased' AND a.limit_at <= clock_now()
+            THEN 'lost runner_unavailable'
+        WHEN $2 = 'sweep' AND a.status = 'running' AND l.id IS NULL AND a.limit_at <= clock_now()
+            THEN 'lost heartbeat_lost'
+        WHEN $2 = 'cancel' AND a.status = 'queued' THEN 'cancelled cancelled'
+        WHEN $2 = 'cancel' AND l.id IS NULL THEN 'lost cancelled'
+        WHEN l.id IS NULL OR $2 = 'cancel' THEN NULL
+        WHEN $2 = 'sweep' AND l.expires_at > clock_now() THEN NULL
+        WHEN $2 <> 'sweep' AND NOT l.id = ANY ($9::uuid[]) THEN NULL
+        WHEN a.cancel_requested_at IS NOT NULL THEN 'lost cancelled'
+        WHEN a.status = 'leased' THEN 'continues'
+        WHEN a.job_type LIKE ANY ($5::text[]) AND (l.started_at IS NOT NULL)::int + (
+            SELECT count(*) FROM runner_leases p WHERE p.attempt_id = a.id AND p.id <> l.id
+                AND p.started_at IS NOT NULL) < $6 THEN 'continues'
+        WHEN $2 = 'release' THEN NULL
+        ELSE 'lost heartbeat_lost' END"""
+
+# What is said to people, by category and by what ended.
+_MESSAGE = """CASE v.verdict
+        WHEN 'lost cancelled' THEN CASE WHEN v.lease_id IS NULL
+            THEN 'Cancelled while no runner held it.'
+            WHEN $2 = 'sweep' AND v.cancel_requested_at + $4 <= clock_now()
+            THEN 'The runner did not obey the cancellation in time.'
+            ELSE 'Cancelled; its lease ended without the runner''s word.' END
+        WHEN 'timed_out timeout' THEN 'It ran longer than timeout_seconds allows.'
+        WHEN 'cancelled runner_unavailable' THEN
+            'No runner took it within queue_timeout_seconds.'
+        WHEN 'lost runner_unavailable' THEN 'No runner began to work on it in time.'
+        WHEN 'cancelled cancelled' THEN coalesce(nullif(v.cancel_reason, ''), 'Cancelled.')
+        WHEN 'lost heartbeat_lost' THEN CASE WHEN v.lease_id IS NULL
+            THEN 'No runner went on with it in time.'
+            WHEN $2 = 'sweep' THEN 'The runner fell silent and its lease expired.'
+            ELSE 'The lease was taken from its runner.' END END"""
+
+_DECIDE = f"""
+-- ends.decide
+WITH seen AS (
+    SELECT a.id, a.status AS was, a.cancel_requested_at, a.cancel_reason, a.started_at,
+        a.timeout_seconds, a.unstarted_leases, a.last_event_at, l.id AS lease_id,
+        l.lease_number, l.runner_instance_id, l.started_at AS lease_started_at,
+        {_VERDICT} AS verdict
+    FROM execution_attempts a
+    LEFT JOIN runner_leases l ON l.attempt_id = a.id AND l.status = 'active'
+    WHERE a.id = ANY($1::uuid[]) AND a.finished_at IS NULL
+), due AS (
+    SELECT v.*, t.at, {_MESSAGE} AS message,
+        CASE WHEN v.verdict <> 'continues' THEN split_part(v.verdict, ' ', 1) END AS ends_as,
+        CASE WHEN v.verdict <> 'continues' THEN split_part(v.verdict, ' ', 2) END AS category,
+        CASE WHEN $2 = 'release' THEN 'released'
+            WHEN $2 = 'sweep' AND v.verdict IN ('continues', 'lost heartbeat_lost')
+            THEN 'expired'
+            WHEN $2 = 'sweep' AND v.verdict = 'lost cancelled'
+                AND v.cancel_requested_at + $4 > clock_now() THEN 'expired'
+            ELSE 'revoked' END AS word,
+        (v.lease_started_at IS NOT NULL AND $2 <> 'release')::int AS without_word,
+        v.unstarted_leases + (v.lease_id IS NOT NULL AND v.lease_started_at IS NULL
+            AND $7::boolean)::int AS unstarted
+    FROM seen v CROSS JOIN LATERAL (SELECT fact_after(v.last_event_at) AS at) t
+    WHERE v.verdict IS NOT NULL
 ), ended AS (
-    UPDATE runner_leases l SET status = $2, released_at = fact_after(t.last_event_at)
-    FROM target t WHERE l.id = t.lease_id AND l.status = 'active' {{still}}
-    RETURNING l.id, l.attempt_id, l.lease_number, l.runner_instance_id, l.started_at,
-        l.released_at
-), decided AS (
-    {_DECIDED}
+    UPDATE runner_leases l SET status = d.word, released_at = d.at
+    FROM due d WHERE l.id = d.lease_id AND l.status = 'active'
+        AND (d.word <> 'expired' OR l.expires_at <= clock_now())
+    RETURNING l.id
+), final AS (
+    SELECT d.* FROM due d WHERE d.lease_id IS NULL OR d.lease_id IN (SELECT id FROM ended)
 ), moved AS (
     UPDATE execution_attempts a SET
-        status = CASE WHEN d.category IS NULL THEN a.status ELSE 'lost' END,
-        failure_category = d.category,
-        failure_message = CASE WHEN d.category IS NULL THEN NULL ELSE $3 END,
-        finished_at = CASE WHEN d.category IS NULL THEN NULL ELSE d.at END,
+        status = coalesce(d.ends_as, a.status), failure_category = d.category,
+        failure_message = d.message,
+        finished_at = CASE WHEN d.ends_as IS NOT NULL THEN d.at END,
         unconfirmed_leases = a.unconfirmed_leases + d.without_word,
-        stop_confirmed = CASE WHEN d.category IS NULL THEN NULL
-            ELSE a.unconfirmed_leases + d.without_word = 0 END,
-        claimable = d.category IS NULL, unstarted_leases = d.unstarted,
-        backoff_runner_id = CASE WHEN d.unstarted = a.unstarted_leases THEN a.backoff_runner_id
+        stop_confirmed = CASE WHEN d.ends_as IS NOT NULL
+            THEN a.unconfirmed_leases + d.without_word = 0 END,
+        claimable = d.ends_as IS NULL,
+        unstarted_leases = d.unstarted,
+        backoff_runner_id = CASE WHEN d.unstarted = d.unstarted_leases THEN a.backoff_runner_id
             WHEN d.unstarted < 4 THEN d.runner_instance_id END,
-        backoff_until = CASE WHEN d.unstarted = a.unstarted_leases THEN a.backoff_until
-            ELSE d.at + least(interval '10 s' * power(2, d.unstarted - 1), interval '300 s') END,
-        limit_at = CASE WHEN d.category IS NOT NULL THEN NULL
-            WHEN a.status = 'leased' THEN d.first_kept + $4
-            ELSE least(a.started_at + make_interval(secs => a.timeout_seconds), d.at + $4) END,
-        last_event_number = a.last_event_number + 1 + (d.category IS NOT NULL)::int,
+        backoff_until = CASE WHEN d.unstarted = d.unstarted_leases THEN a.backoff_until
+            ELSE d.at + least(interval '10 s' * power(2, least(d.unstarted, 10) - 1),
+                interval '300 s') END,
+        limit_at = CASE WHEN d.ends_as IS NOT NULL THEN NULL
+            WHEN a.status = 'leased' THEN $3 + (
+                SELECT min(p.created_at) FROM runner_leases p WHERE p.attempt_id = a.id
+                    AND p.status <> 'released' AND (d.word <> 'released' OR p.id <> d.lease_id))
+            ELSE least(a.started_at + make_interval(secs => a.timeout_seconds), d.at + $3) END,
+        last_event_number = a.last_event_number + (d.lease_id IS NOT NULL)::int
+            + (d.ends_as IS NOT NULL)::int,
         last_event_at = d.at, last_feed_epoch = current_feed_epoch(),
         last_feed_xid = feed_xid_after(a.last_feed_epoch, a.last_feed_xid)
-    FROM decided d WHERE a.id = d.attempt_id
+    FROM final d WHERE a.id = d.id
     RETURNING a.id, a.status, a.failure_category, a.failure_message, a.stop_confirmed,
-        a.concurrency_key, a.runner_kind, a.last_event_number, a.last_event_at,
-        a.last_feed_epoch, a.last_feed_xid, d.lease_id, d.lease_number, d.runner_instance_id,
-        d.started, d.category
+        a.concurrency_key, a.runner_kind, a.placement_class_id, a.last_event_number,
+        a.last_event_at, a.last_feed_epoch, a.last_feed_xid, a.cancel_reason, d.lease_id,
+        d.lease_number, d.runner_instance_id, d.lease_started_at IS NOT NULL AS started, d.ends_as,
+        d.word
 ), told AS (
     INSERT INTO attempt_events (id, attempt_id, event_number, event_type, payload, feed_epoch,
         feed_xid, created_at)
-    SELECT gen_random_uuid(), m.id, m.last_event_number - (m.category IS NOT NULL)::int,
-        'lease_' || $2, jsonb_strip_nulls(jsonb_build_object('lease_id', m.lease_id,
+    SELECT gen_random_uuid(), m.id, m.last_event_number - (m.ends_as IS NOT NULL)::int,
+        'lease_' || m.word, jsonb_strip_nulls(jsonb_build_object('lease_id', m.lease_id,
             'lease_number', m.lease_number, 'runner_instance_id', m.runner_instance_id,
-            'started', m.started, 'continues', m.category IS NULL, 'reason', $8::text)),
+            'started', m.started, 'continues', m.ends_as IS NULL, 'reason', $8::text)),
         m.last_feed_epoch, m.last_feed_xid, m.last_event_at
-    FROM moved m
+    FROM moved m WHERE m.lease_id IS NOT NULL
     UNION ALL
-    SELECT gen_random_uuid(), m.id, m.last_event_number, 'lost', jsonb_strip_nulls(
+    SELECT gen_random_uuid(), m.id, m.last_event_number, m.status, jsonb_strip_nulls(
             jsonb_build_object('lease_id', m.lease_id, 'lease_number', m.lease_number,
             'runner_instance_id', m.runner_instance_id, 'failure_category', m.failure_category,
-            'failure_message', m.failure_message, 'stop_confirmed', m.stop_confirmed)),
+            'failure_message', m.failure_message, 'cancel_reason', nullif(m.cancel_reason, ''),
+            'stop_confirmed', m.stop_confirmed)),
         m.last_feed_epoch, m.last_feed_xid, m.last_event_at
-    FROM moved m WHERE m.category IS NOT NULL
+    FROM moved m WHERE m.ends_as IS NOT NULL
 ), freed AS (
     DELETE FROM concurrency_holds h USING moved m
     WHERE h.concurrency_key = m.concurrency_key AND h.attempt_id = m.id AND m.stop_confirmed
@@ -121,59 +205,54 @@ WITH target AS (
     UPDATE concurrency_holds h SET attempt_ended_at = m.last_event_at FROM moved m
     WHERE h.concurrency_key = m.concurrency_key AND h.attempt_id = m.id AND NOT m.stop_confirmed
 )
-SELECT m.lease_id, m.id AS attempt_id, m.status AS attempt_status, m.failure_category,
-    m.category IS NULL AS continues, m.concurrency_key, m.runner_instance_id, m.started,
-    m.runner_kind
+SELECT m.id AS attempt_id, m.status, m.ends_as IS NULL AS continues, m.concurrency_key,
+    m.runner_kind, m.placement_class_id, m.lease_id,
+    CASE WHEN m.lease_id IS NOT NULL THEN m.word END AS lease_word, m.runner_instance_id,
+    m.started
 FROM moved m
 """
 
-_EXPIRE = _STATEMENT.format(
-    name="expire", skip="SKIP LOCKED", still="AND l.expires_at <= clock_now()"
-)
-_END = _STATEMENT.format(name="end", skip="", still="")
 
-
-async def end_leases(
+async def decide(  # one cause's facts
     conn: Connection,
-    lease_ids: Sequence[UUID],
-    status: LeaseStatus,
+    attempt_ids: Sequence[UUID],
+    cause: Cause,
     rules: Rules,
     *,
-    message: str,
+    lease_ids: Sequence[UUID] = (),
     reason: str | None = None,
     backs_off: bool = True,
-) -> list[LeaseEnd]:
-    """End these leases if they are active; an `expired` one only if it really has expired.
+) -> list[End]:
+    """End what has come due of these attempts, which the caller has locked; one End a change.
 
-    `message` is the failure message of attempts that end by it, `reason` goes into the lease's
-    event. Leases that somebody else is working on are left to the next pass by an expiry, and
-    waited for by anything else.
+    `lease_ids`: the leases that a revocation or release is about. `reason` goes into the lease's
+    event. Without `backs_off` an unstarted lease does not keep the attempt from its runner.
     """
     rows = await conn.fetch(
-        _EXPIRE if status is LeaseStatus.EXPIRED else _END,
-        list(lease_ids),
-        status.value,
-        message,
+        _DECIDE,
+        list(attempt_ids),
+        cause.value,
         rules.start_timeout,
+        rules.cancel_grace,
         list(rules.resumable),
         rules.max_started_leases,
         backs_off,
         reason,
+        list(lease_ids),
     )
-    return [_lease_end(dict(row)) for row in rows]
-
-
-def _lease_end(row: dict[str, object]) -> LeaseEnd:
-    row["attempt_status"] = Status(str(row["attempt_status"]))
-    category = row["failure_category"]
-    row["failure_category"] = None if category is None else FailureCategory(str(category))
-    return LeaseEnd(**row)  # type: ignore[arg-type]
+    return [End(**{**dict(row), "status": Status(row["status"])}) for row in rows]
 
 
 _LIST_DUE = """
 -- ends.list_due
-SELECT id, expires_at <= clock_now() AS expired FROM runner_leases
-WHERE status = 'active' AND check_at <= clock_now() ORDER BY check_at LIMIT $1
+SELECT l.attempt_id, l.id AS lease_id, l.expires_at <= clock_now() AS expired
+FROM runner_leases l WHERE l.status = 'active' AND l.check_at <= clock_now()
+ORDER BY l.check_at LIMIT $1
+"""
+
+_LIST_AT_LIMIT = """
+-- ends.list_at_limit
+SELECT id FROM execution_attempts WHERE limit_at <= clock_now() ORDER BY limit_at LIMIT $1
 """
 
 _MOVE_ON = """
@@ -186,12 +265,29 @@ WHERE l.id = k.id
 """
 
 
-async def list_due(conn: Connection, limit: int) -> tuple[list[UUID], list[UUID]]:
-    """Active leases whose check has come: (expired, renewed meanwhile), at most `limit` in all."""
-    rows = await conn.fetch(_LIST_DUE, limit)
-    expired = [row["id"] for row in rows if row["expired"]]
-    renewed = [row["id"] for row in rows if not row["expired"]]
-    return expired, renewed
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What a sweep has to look at."""
+
+    attempt_ids: list[UUID]
+    """Attempts with an expired lease or at a limit."""
+    renewed: list[UUID]
+    """Leases whose check has come and that were renewed meanwhile."""
+    full: bool
+    """There may be more."""
+
+
+async def list_due(conn: Connection, limit: int) -> Due:
+    """At most `limit` leases whose check has come, and as many attempts at a limit."""
+    leases = await conn.fetch(_LIST_DUE, limit)
+    limited = await conn.fetch(_LIST_AT_LIMIT, limit)
+    attempt_ids = {row["attempt_id"] for row in leases if row["expired"]}
+    attempt_ids |= {row["id"] for row in limited}
+    return Due(
+        sorted(attempt_ids),
+        [row["lease_id"] for row in leases if not row["expired"]],
+        max(len(leases), len(limited)) == limit,
+    )
 
 
 async def move_check_on(conn: Connection, lease_ids: Sequence[UUID]) -> None:
@@ -199,36 +295,37 @@ async def move_check_on(conn: Connection, lease_ids: Sequence[UUID]) -> None:
     await conn.execute(_MOVE_ON, list(lease_ids))
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """What the service knows of its own outages, read in one statement with the database clock."""
-
-    alive: bool
-    calm: bool
-    outage_ended_at: datetime | None
-
-
-_TICK = """
--- ends.tick
-UPDATE service_ticks SET last_tick_at = clock_fact(), outage_ended_at = CASE
-    WHEN clock_fact() - last_tick_at > interval '3 s' THEN clock_fact() ELSE outage_ended_at END
-"""
-
-_READ_TICK = """
--- ends.read_tick
-SELECT clock_fact() - last_tick_at <= interval '3 s' AS alive,
-    coalesce(outage_ended_at + $1 <= clock_fact(), true) AS calm, outage_ended_at
-FROM service_ticks
+_ATTEMPTS_OF = """
+-- ends.attempts_of
+SELECT attempt_id FROM runner_leases WHERE id = ANY($1::uuid[])
 """
 
 
-async def tick(conn: Connection) -> None:
-    """Say that a service was able to receive signs of life just now."""
-    await conn.execute(_TICK)
+async def attempts_of(conn: Connection, lease_ids: Sequence[UUID]) -> list[UUID]:
+    """The attempts of these leases."""
+    return [row["attempt_id"] for row in await conn.fetch(_ATTEMPTS_OF, list(lease_ids))]
 
 
-async def read_tick(conn: Connection, lease_time: timedelta) -> Tick:
-    """Whether runners could reach us: without that nobody's silence means anything."""
-    row = await conn.fetchrow(_READ_TICK, lease_time)
-    assert row is not None  # noqa: S101 - the schema's one row
-    return Tick(row["alive"], row["calm"], row["outage_ended_at"])
+# Of the claims of these sessions, newest first: how many in a row lapsed with every lease
+# unstarted. Five make the runner unhealthy; it claims nothing until it registers a new session.
+_COUNT_LAPSED = """
+-- ends.count_lapsed_claims
+UPDATE runner_instances r SET lapsed_claims = c.lapsed
+FROM (
+    SELECT i.id, (
+        SELECT count(*) FROM (
+            SELECT bool_and(q.lapsed) OVER (ORDER BY q.claimed_at DESC) AS all_lapsed FROM (
+                SELECT max(l.created_at) AS claimed_at,
+                    bool_and(l.status = 'expired' AND l.started_at IS NULL) AS lapsed
+                FROM runner_leases l
+                WHERE l.runner_instance_id = i.id AND l.session_id = i.session_id
+                GROUP BY l.claim_request_id ORDER BY 1 DESC LIMIT 5) q) p
+        WHERE p.all_lapsed)::int AS lapsed
+    FROM runner_instances i WHERE i.id = ANY($1::text[]) ORDER BY i.id FOR NO KEY UPDATE) c
+WHERE r.id = c.id AND r.lapsed_claims IS DISTINCT FROM c.lapsed
+"""
+
+
+async def count_lapsed_claims(conn: Connection, runner_ids: Sequence[str]) -> None:
+    """Count anew how many claims in a row of these runners lapsed unstarted."""
+    await conn.execute(_COUNT_LAPSED, list(runner_ids))

@@ -24,8 +24,8 @@ _FIND_HISTORY = """
 -- messages.find_history
 SELECT EXISTS (SELECT FROM processed_messages p WHERE p.message_digest = ANY($1::text[])) AS done,
     coalesce(max(f.deaths), 0) AS deaths,
-    coalesce(bool_or(f.working_process <> $2 AND f.working_since < clock_now() - $3::interval), false)
-        AS abandoned
+    coalesce(bool_or(f.working_process <> $2
+        AND f.working_since < clock_now() - $3::interval), false) AS abandoned
 FROM message_failures f WHERE f.message_digest = ANY($1::text[])
 """
 

@@ -254,3 +254,29 @@ async def find_session(conn: Connection, runner_id: str, session_id: UUID) -> Se
     """The runner's profile and current session; `known`: the given one was ever registered."""
     row = await conn.fetchrow(_FIND_SESSION, runner_id, session_id)
     return None if row is None else Session(**dict(row))
+
+
+_LIST = (
+    "-- runners.list_runners\n"
+    + _SHOWN.format(offline="$1::interval", lease="$2::interval")
+    + """WHERE r.id > $3 AND ($4::text IS NULL OR r.runner_kind = $4)
+    AND ($5 OR greatest(r.last_seen_at, b.beat_at) > clock_now() - interval '1 hour')
+ORDER BY r.id LIMIT $6"""
+)
+
+
+async def list_runners(
+    conn: Connection,
+    offline_after: timedelta,
+    lease_time: timedelta,
+    *,
+    after: str,
+    runner_kind: str | None,
+    include_offline: bool,
+    limit: int,
+) -> list[Runner]:
+    """At most `limit` runners by id; those silent for over an hour only if asked for."""
+    rows = await conn.fetch(
+        _LIST, offline_after, lease_time, after, runner_kind, include_offline, limit
+    )
+    return [Runner.model_validate(dict(row)) for row in rows]

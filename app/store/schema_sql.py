@@ -46,6 +46,9 @@ FROZEN_AT_THE_END = (
     "limit_at",
     "claimable",
     "last_lease_number",
+    "unstarted_leases",
+    "backoff_runner_id",
+    "backoff_until",
 )
 """Of a terminal attempt only its event counters, `stop_confirmed` and the count of leases whose
 holder has not given its word may still change."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -23,13 +25,10 @@ from app.settings import DatabaseSettings
 _CHANNEL = "execution_plane"
 _GATHER_SECONDS = 0.005
 _MAX_PAYLOAD_BYTES = 7000
+_MAX_OUTGOING = 10_000
 _RETRY_SECONDS = 1.0
+W = TypeVar("W")
 _LOG = structlog.get_logger(__name__)
-
-
-def work(runner_kind: str) -> str:
-    """The topic of claimable attempts of a kind."""
-    return f"work:{runner_kind}"
 
 
 def attempt(attempt_id: UUID) -> str:
@@ -43,8 +42,9 @@ class Signals:
     def __init__(self, settings: DatabaseSettings) -> None:
         """Nothing is connected before `start`."""
         self._settings = settings
-        self._waiters: dict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
-        self._outgoing: dict[str, int] = {}
+        self._waiters: dict[str, list[asyncio.Future[None]]] = defaultdict(list)
+        self._idle: dict[str, list[_Idle]] = defaultdict(list)
+        self._outgoing: list[tuple[str, str | None]] = []
         self._pending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._origin = uuid4().hex
@@ -52,35 +52,47 @@ class Signals:
     async def wait(self, topic: str, seconds: float) -> bool:
         """Wait until the topic is woken or the time is over; True if it was woken."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue = self._waiters[topic]
-        queue.append(waiter)
-        try:
-            async with asyncio.timeout(seconds):
-                await waiter
-        except TimeoutError:
-            return False
-        finally:
-            with suppress(ValueError):
-                queue.remove(waiter)
-            if not queue:
-                self._waiters.pop(topic, None)
-        return True
+        return await _wait_in(self._waiters, topic, waiter, waiter, seconds)
 
-    def wake(self, topic: str, count: int | None = None) -> None:
-        """Wake `count` waiters of a topic (None: all), here at once and elsewhere soon after."""
-        self._wake_here(topic, count)
-        before = self._outgoing.get(topic, 0)
-        self._outgoing[topic] = -1 if count is None or before < 0 else before + count
-        self._pending.set()
+    async def wait_for_work(
+        self, runner_kind: str, takes: Callable[[UUID], bool], seconds: float
+    ) -> bool:
+        """Wait until an attempt of a class that one `takes` became claimable; True if one did.
 
-    def _wake_here(self, topic: str, count: int | None) -> None:
-        queue = self._waiters.get(topic)
-        woken = 0
-        while queue and (count is None or woken < count):
-            waiter = queue.popleft()
+        The longest waiting one that can take it is woken, and nobody else.
+        """
+        waiter = _Idle(asyncio.get_running_loop().create_future(), takes)
+        return await _wait_in(self._idle, runner_kind, waiter, waiter.woken, seconds)
+
+    def wake(self, topic: str) -> None:
+        """Wake all waiters of a topic, here at once and elsewhere soon after."""
+        self._wake_here(topic)
+        self._send(topic, None)
+
+    def wake_for_work(self, runner_kind: str, class_id: UUID) -> None:
+        """Wake one waiter that can take an attempt of this class, here or, failing that, elsewhere.
+
+        Wakers elsewhere are told in any case when nobody here could take it.
+        """
+        if not self._wake_idle(runner_kind, class_id):
+            self._send(runner_kind, str(class_id))
+
+    def _send(self, topic: str, class_id: str | None) -> None:
+        if self._task is not None and len(self._outgoing) < _MAX_OUTGOING:
+            self._outgoing.append((topic, class_id))
+            self._pending.set()
+
+    def _wake_here(self, topic: str) -> None:
+        for waiter in self._waiters.get(topic, ()):
             if not waiter.done():
                 waiter.set_result(None)
-                woken += 1
+
+    def _wake_idle(self, runner_kind: str, class_id: UUID) -> bool:
+        for waiter in self._idle.get(runner_kind, ()):
+            if not waiter.woken.done() and waiter.takes(class_id):
+                waiter.woken.set_result(None)
+                return True
+        return False
 
     async def start(self) -> None:
         """Begin to listen and to send; both go on trying while the database is away."""
@@ -116,8 +128,8 @@ class Signals:
                 await asyncio.wait_for(self._pending.wait(), timeout=None)
                 await asyncio.sleep(_GATHER_SECONDS)
                 self._pending.clear()
-                outgoing, self._outgoing = self._outgoing, {}
-                for payload in _payloads(self._origin, outgoing.items()):
+                outgoing, self._outgoing = self._outgoing, []
+                for payload in _payloads(self._origin, outgoing):
                     await connection.execute("SELECT pg_notify($1, $2)", _CHANNEL, payload)
         finally:
             connection.terminate()
@@ -126,17 +138,49 @@ class Signals:
         with suppress(ValueError, TypeError, KeyError):
             message = json.loads(str(payload))
             if message["from"] != self._origin:
-                for topic, count in message["wake"]:
-                    self._wake_here(str(topic), None if count < 0 else int(count))
+                for topic, class_id in message["wake"]:
+                    if class_id is None:
+                        self._wake_here(str(topic))
+                    else:
+                        self._wake_idle(str(topic), UUID(class_id))
 
 
-def _payloads(origin: str, topics: Iterable[tuple[str, int]]) -> Iterable[str]:
-    """Texts of at most what NOTIFY carries."""
-    part: list[tuple[str, int]] = []
+@dataclass(frozen=True, slots=True, eq=False)
+class _Idle:
+    """A claim that waits for work."""
+
+    woken: asyncio.Future[None]
+    takes: Callable[[UUID], bool]
+
+
+async def _wait_in(
+    waiting: dict[str, list[W]], topic: str, entry: W, woken: asyncio.Future[None], seconds: float
+) -> bool:
+    """Wait as one entry of a list, oldest first; the list goes with its last entry."""
+    waiting[topic].append(entry)
+    try:
+        async with asyncio.timeout(seconds):
+            await woken
+    except TimeoutError:
+        return False
+    finally:
+        waiting[topic].remove(entry)
+        if not waiting[topic]:
+            del waiting[topic]
+    return True
+
+
+def _payloads(origin: str, wakes: Iterable[tuple[str, str | None]]) -> Iterable[str]:
+    """Texts of at most what NOTIFY carries; the same topic once, work as often as it was made."""
+    part: list[tuple[str, str | None]] = []
+    told: set[str] = set()
     size = 0
-    for topic, count in topics:
-        size += len(topic) + 16
-        part.append((topic, count))
+    for topic, class_id in wakes:
+        if class_id is None and topic in told:
+            continue
+        told.add(topic)
+        size += len(topic) + 60
+        part.append((topic, class_id))
         if size > _MAX_PAYLOAD_BYTES:
             yield json.dumps({"from": origin, "wake": part})
             part, size = [], 0

@@ -203,6 +203,11 @@ execution_attempts = sa.Table(
         postgresql_where=sa.text("status = 'queued' AND concurrency_key IS NOT NULL"),
     ),
     sa.Index(
+        "execution_attempts_claimable_key_idx",
+        "concurrency_key",
+        postgresql_where=sa.text("claimable AND concurrency_key IS NOT NULL"),
+    ),
+    sa.Index(
         "execution_attempts_one_per_key_idx",
         "concurrency_key",
         unique=True,

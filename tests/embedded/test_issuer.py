@@ -155,8 +155,8 @@ def test_damaged_keys_are_replaced(tmp_path, issuer):
     assert len(Issuer(tmp_path).keys) == 2
 
 
-def test_keys_are_closed_to_others(issuer, tmp_path):
-    assert (tmp_path / "issuer-keys.pem").stat().st_mode & 0o777 == 0o600
+def test_keys_are_closed_to_others(keys_folder):
+    assert (keys_folder / "issuer-keys.pem").stat().st_mode & 0o777 == 0o600
 
 
 def test_token_of_a_key_that_nobody_publishes_is_no_token(issuer):

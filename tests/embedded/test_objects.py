@@ -38,7 +38,7 @@ async def server(folder):
 def listening_addresses(pid):
     inodes = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        target = os.readlink(descriptor)
+        target = str(descriptor.readlink())
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
     rows = [

@@ -1,4 +1,4 @@
-"""Pushes over real sockets to a real receiver: what an endpoint sees, and what its answer causes."""
+"""Pushes over real sockets to a real receiver: what it sees, and what its answer causes."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ async def pushing(endpoint, *, started=True, subscription=None, **options):
 
 async def until(condition):
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  conditions of all kinds
             await asyncio.sleep(0.002)
 
 
@@ -808,6 +808,36 @@ async def test_dead_letters_outlive_a_restart(tmp_path):
     assert morgue.received[0].push["subscription"] == morgue_name
 
 
+async def test_push_in_flight_may_end_when_the_pubsub_stops():
+    go_on = asyncio.Event()
+
+    async def answer(request):
+        await go_on.wait()
+        return 204
+
+    async with receiving(answer) as receiver, pushing(receiver.url) as pubsub:
+        message_id = await pubsub.publish(TOPIC, b"x")
+        await until(lambda: receiver.busy)
+        stopping = asyncio.create_task(pubsub.stop())
+        await asyncio.sleep(0)
+        go_on.set()
+        await stopping
+
+    assert delivered(pubsub, message_id) == [204]
+
+
+async def test_receiver_that_hangs_does_not_keep_the_pubsub_from_stopping():
+    async def answer(request):
+        await asyncio.Event().wait()
+
+    async with receiving(answer) as receiver, pushing(receiver.url) as pubsub:
+        await pubsub.publish(TOPIC, b"x")
+        await until(lambda: receiver.busy)
+        await pubsub.stop()
+
+    assert len(pubsub.ledger.unsettled()) == 1
+
+
 async def test_deleted_subscription_is_pushed_to_no_more(tmp_path):
     async with receiving(always(503)) as receiver, pushing(receiver.url, data_dir=tmp_path) as p:
         await p.publish(TOPIC, b"x")
@@ -820,6 +850,26 @@ async def test_deleted_subscription_is_pushed_to_no_more(tmp_path):
 
     assert len(receiver.received) == seen
     assert p.ledger.unsettled() == []
+
+
+async def test_subscription_may_be_deleted_while_its_last_attempt_is_in_flight():
+    go_on = asyncio.Event()
+
+    async def answer(request):
+        await go_on.wait()
+        return 503
+
+    options = {"dead_letter_topic": DEAD, "max_delivery_attempts": 1}
+    async with receiving(answer) as receiver, pushing(receiver.url, subscription=options) as pubsub:
+        message_id = await pubsub.publish(TOPIC, b"x")
+        await until(lambda: receiver.busy)
+        deleting = asyncio.create_task(pubsub.delete_subscription(SUBSCRIPTION))
+        await asyncio.sleep(0)
+        go_on.set()
+        await deleting
+
+    (entry,) = pubsub.ledger.of(message_id)
+    assert entry.dead_lettered
 
 
 # TLS

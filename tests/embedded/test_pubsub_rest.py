@@ -183,7 +183,7 @@ async def test_subscription_that_google_or_this_double_cannot_do_is_refused(rest
         ),
     ],
 )
-async def test_refusals_have_googles_shape(rest, method, path, body, code, status):
+async def test_refusals_have_googles_shape(rest, *, method, path, body, code, status):
     answer = await rest.request(method, path, json=body)
 
     error = answer.json()["error"]

@@ -135,3 +135,10 @@ def test_consecutive_ports_prefer_those_of_the_last_time():
     assert free_ports(10, first) == first
     with socket.create_server(("127.0.0.1", first + 5)):
         assert free_ports(10, first) != first
+
+
+async def test_order_to_stop_right_after_the_start_is_not_lost(tmp_path):
+    for _ in range(20):
+        process = await start(tmp_path, "/bin/sleep", "600", grace_seconds=30)
+
+        assert await process.stop() == 128 + signal.SIGTERM

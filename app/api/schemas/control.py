@@ -24,30 +24,35 @@ class AttemptPage(Page):
     """Attempts, newest first."""
 
     items: list[Attempt]
+    """The attempts of this page."""
 
 
 class EventPage(Page):
     """The timeline of one attempt, oldest first."""
 
     items: list[Event]
+    """The events of this page."""
 
 
 class LeasePage(Page):
     """All leases of one attempt, the first one first."""
 
     items: list[Lease]
+    """The leases of this page."""
 
 
 class HeartbeatPage(Page):
     """Signs of life, newest first."""
 
     items: list[HeartbeatRecord]
+    """The signs of life of this page."""
 
 
 class LogPage(Page):
     """Stored chunks of an attempt's log, by lease, stream and offset."""
 
     items: list[LogRef]
+    """The chunks of this page."""
 
 
 class ProblemFault(Answer):

@@ -1,0 +1,45 @@
+"""One service for a whole worker: what a test leaves behind is in the database, which is emptied.
+
+A test that needs other settings, or a second instance, opens one with `open_instance`.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import httpx
+import pytest
+
+from app.services import Services
+from app.settings import load
+from app.wiring import open_services
+from tests.conftest import environment, serve_in_process
+
+
+@pytest.fixture(scope="session")
+async def services(worker_database, objects, issuer) -> AsyncIterator[Services]:
+    async with open_services(load(environment(worker_database, objects, issuer))) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+async def shared_http(services) -> AsyncIterator[httpx.AsyncClient]:
+    async with serve_in_process(services) as client:
+        yield client
+
+
+@pytest.fixture
+def http(shared_http, database_url) -> httpx.AsyncClient:
+    """The application of this worker, on a database that is empty and will be emptied again."""
+    return shared_http
+
+
+@pytest.fixture
+async def open_instance(make_settings) -> AsyncIterator[Callable[..., Awaitable[httpx.AsyncClient]]]:
+    """Further instances of the service over the same parts: `registry` and settings may differ."""
+    async with AsyncExitStack() as stack:
+
+        async def open_(registry=None, **more: object) -> httpx.AsyncClient:
+            services = await stack.enter_async_context(open_services(make_settings(**more)))
+            return await stack.enter_async_context(serve_in_process(services, registry))
+
+        yield open_
