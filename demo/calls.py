@@ -1,4 +1,4 @@
-"""Calls to the service: one connection a thread, one answer a call, and no call given up too soon."""
+"""Calls to the service: one connection a thread, one answer a try, repeats where they help."""
 
 from __future__ import annotations
 

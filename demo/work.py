@@ -21,8 +21,8 @@ class Work:
     def __init__(self, script: str, folder: str, attempt_id: str) -> None:
         """Begin; OSError when it cannot be begun, and then nothing runs."""
         self.ended_by = ""
-        self._lock = threading.Lock()
-        self._guard: subprocess.Popen[bytes] | None = subprocess.Popen(
+        self._lock = threading.RLock()  # a signal handler may come in between
+        self._guard: subprocess.Popen[bytes] | None = subprocess.Popen(  # noqa: S603
             ["sh", "-c", GUARD],  # noqa: S607
             stdin=PIPE,
             stdout=DEVNULL,

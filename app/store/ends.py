@@ -62,17 +62,16 @@ class End:
 _LOCK = """
 -- ends.lock
 SELECT id FROM execution_attempts WHERE id = ANY($1::uuid[]) AND finished_at IS NULL
-ORDER BY id FOR NO KEY UPDATE {skip}
+ORDER BY id FOR NO KEY UPDATE
 """
-_LOCK_FREE = _LOCK.format(skip="SKIP LOCKED").replace("ends.lock", "ends.lock_free")
-_LOCK_ALL = _LOCK.format(skip="")
+_LOCK_FREE = f"{_LOCK.replace('ends.lock', 'ends.lock_free')} SKIP LOCKED"
 
 
 async def lock(
     conn: Connection, attempt_ids: Sequence[UUID], *, skip_locked: bool = False
 ) -> list[UUID]:
     """Lock these attempts, those that have not ended; with `skip_locked` only the free ones."""
-    rows = await conn.fetch(_LOCK_FREE if skip_locked else _LOCK_ALL, list(attempt_ids))
+    rows = await conn.fetch(_LOCK_FREE if skip_locked else _LOCK, list(attempt_ids))
     return [row["id"] for row in rows]
 
 

@@ -39,9 +39,9 @@ _READ = """
 -- ticks.read
 SELECT clock_fact() - last_tick_at <= interval '3 s' AS alive,
     coalesce(outage_ended_at + $1 > clock_fact(), false) AS after_outage,
-    coalesce(outage_ended_at + 2 * $1 > clock_fact(), false) AS soon_after_outage,
+    coalesce(outage_ended_at + 2 * $1::interval > clock_fact(), false) AS soon_after_outage,
     coalesce(breaker_began_at + $1 > clock_fact(), false) AS breaker_on,
-    coalesce(breaker_began_at + 10 * $1 <= clock_fact(), true) AS breaker_ready
+    coalesce(breaker_began_at + 10 * $1::interval <= clock_fact(), true) AS breaker_ready
 FROM service_ticks
 """
 
@@ -57,14 +57,14 @@ async def read(conn: Connection, lease_time: timedelta) -> Calm:
 # first lease expires. Leases without a beat say nothing about the network.
 _COUNT_LATE = """
 -- ticks.count_late
-SELECT count(*) FILTER (WHERE expires_at < clock_now() + $1 / 3) AS late, count(*) AS beating
+SELECT count(*) FILTER (WHERE expires_at < clock_now() + $1::interval / 3) AS late, count(*) AS beating
 FROM runner_leases WHERE status = 'active' AND last_sequence > 0
 """
 
 _BREAK = """
 -- ticks.begin_breaker
 UPDATE service_ticks SET breaker_began_at = clock_fact()
-WHERE coalesce(breaker_began_at + 10 * $1 <= clock_fact(), true) RETURNING breaker_began_at
+WHERE coalesce(breaker_began_at + 10 * $1::interval <= clock_fact(), true) RETURNING breaker_began_at
 """
 
 
