@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api import control, health, operator, push, runner
+from app.api import batches, control, health, operator, push, runner
 from app.api.bodies import pointer
 from app.api.dispatch import Dispatcher
 from app.api.docs import add_docs
@@ -57,6 +57,8 @@ def create_app(services: Services, registry: Registry | None = None) -> FastAPI:
     app.state.draining = asyncio.Event()
     app.state.schema_head = migrate.head()
     for router in (
+        batches.control,
+        batches.runner,
         control.router,
         operator.reads,
         operator.writes,

@@ -17,7 +17,9 @@ CHART = ROOT / "charts" / "execution-plane"
 VALUES: dict[str, Any] = {
     "secrets": {"existingSecret": "service-secrets"},
     "settings": {
-        "IDENTITY__ISSUERS": {"corp": {"issuers": ["https://i.test"], "jwks_url": "https://i.test/k"}},
+        "IDENTITY__ISSUERS": {
+            "corp": {"issuers": ["https://i.test"], "jwks_url": "https://i.test/k"}
+        },
         "IDENTITY__GRANTS": [
             {"role": "runner", "issuer": "corp", "audiences": ["a"], "accounts": ["r@i.test"]}
         ],
@@ -58,7 +60,9 @@ def test_the_chart_lints():
     result = helm.lint(str(CHART))
 
     assert result["errors"] == []
-    assert [m for m in result["messages"] if m["severity"] > 1 and "required" not in m["error"]] == []
+    assert [
+        m for m in result["messages"] if m["severity"] > 1 and "required" not in m["error"]
+    ] == []
 
 
 def test_its_version_is_the_program_s():
@@ -102,9 +106,11 @@ def test_the_scheduler_may_stand_apart_and_is_called_by_nobody():
 def test_selectors_meet_the_pods_that_they_mean():
     manifests = render(EVERYTHING)
 
-    pods = [one["spec"]["template"]["metadata"]["labels"] for one in of_kind(manifests, "Deployment")]
+    pods = [
+        one["spec"]["template"]["metadata"]["labels"] for one in of_kind(manifests, "Deployment")
+    ]
     for one in manifests:
-        selector = one["spec"].get("selector") if one["kind"] != "ServiceMonitor" else None
+        selector = one.get("spec", {}).get("selector") if one["kind"] != "ServiceMonitor" else None
         labels = (selector or {}).get("matchLabels", selector)
         if labels:
             assert any(labels.items() <= pod.items() for pod in pods), one["metadata"]["name"]
@@ -188,7 +194,9 @@ def test_running_requests_may_end_before_the_pod_is_killed(values):
     for workload in of_kind(manifests, "Deployment"):
         pod = pod_of(workload)
         [container] = pod["containers"]
-        graceful = environment_of(workload, manifests)["EXECUTION_PLANE_SERVER__GRACEFUL_STOP_SECONDS"]
+        graceful = environment_of(workload, manifests)[
+            "EXECUTION_PLANE_SERVER__GRACEFUL_STOP_SECONDS"
+        ]
         [_, before] = container["lifecycle"]["preStop"]["exec"]["command"]
 
         assert pod["terminationGracePeriodSeconds"] >= int(graceful) + int(before) + 5
@@ -198,7 +206,9 @@ def test_probes_ask_the_right_questions_over_the_right_scheme():
     for values, scheme in ((VALUES, "HTTP"), (EVERYTHING, "HTTPS")):
         for workload in of_kind(render(values), "Deployment"):
             [container] = pod_of(workload)["containers"]
-            probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness")}
+            probes = {
+                name: container[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness")
+            }
 
             assert probes["liveness"]["path"] == "/livez"
             assert probes["readiness"]["path"] == "/readyz"

@@ -65,7 +65,9 @@ def test_our_own_files_name_no_remote_address(name):
 async def test_everything_is_served_packed_or_plain_and_known_again(browser, path):
     packed = await browser.get(path, headers={"Accept-Encoding": "gzip, br"})
     plain = await browser.get(path, headers={"Accept-Encoding": "identity"})
-    again = await browser.get(path, headers={"If-None-Match": f'"other", W/{plain.headers["ETag"]}'})
+    again = await browser.get(
+        path, headers={"If-None-Match": f'"other", W/{plain.headers["ETag"]}'}
+    )
 
     assert packed.headers["Content-Encoding"] == "gzip"
     assert "Content-Encoding" not in plain.headers
@@ -186,7 +188,9 @@ def test_links_between_files_lead_somewhere(page):
 def test_every_make_target_that_the_documentation_names_exists():
     targets = set(re.findall(r"^([a-z%-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {
-        name for page in _pages() for name in re.findall(r"`(?:.* )?make ([a-z-]+)", page.read_text())
+        name
+        for page in _pages()
+        for name in re.findall(r"`(?:.* )?make ([a-z-]+)", page.read_text())
     }
 
     missing = {name for name in named - targets if not name.startswith("demo-")}

@@ -80,7 +80,9 @@ def test_the_example_of_a_body_is_valid_by_its_schema(schema, example):
 
 
 @pytest.mark.parametrize(
-    "enum", [Status, EventType, FailureCategory, Outcome, Phase, RunnerKind], ids=lambda e: e.__name__
+    "enum",
+    [Status, EventType, FailureCategory, Outcome, Phase, RunnerKind],
+    ids=lambda e: e.__name__,
 )
 def test_an_enum_is_the_one_of_the_lifecycle(enum):
     assert SCHEMAS[enum.__name__]["enum"] == [str(member) for member in enum]

@@ -46,6 +46,7 @@ ANSWERS: Mapping[type[ServiceError], Answer] = {
     e.BodyNotJson: Answer(400, Push.POISON),
     e.BodyTooLarge: Answer(413, Push.POISON),
     e.ContentEncodingUnsupported: Answer(415, Push.POISON),
+    e.BatchTooLarge: Answer(413, Push.POISON),
     e.PageTokenInvalid: Answer(400, Push.POISON),
     e.PageTokenMismatch: Answer(400, Push.POISON),
     e.FilterTooWide: Answer(422, Push.POISON),
@@ -100,8 +101,10 @@ def answer_of(error: ServiceError) -> Answer:
     return ANSWERS[type(error)]
 
 
-def problem(error: ServiceError, request_id: str, envelope_id: str | None = None) -> Response:
-    """The error as problem+json: type, title, status, detail, request_id, its values."""
+def problem_body(
+    error: ServiceError, request_id: str, envelope_id: str | None = None
+) -> dict[str, Any]:
+    """The members of a problem: type, title, status, detail, request_id, its values."""
     answer = answer_of(error)
     body: dict[str, Any] = {
         "type": TYPE_BASE + error.reason(),
@@ -116,6 +119,13 @@ def problem(error: ServiceError, request_id: str, envelope_id: str | None = None
         body["errors"] = list(error.errors)
     if envelope_id is not None:
         body["envelope_id"] = envelope_id
+    return body
+
+
+def problem(error: ServiceError, request_id: str, envelope_id: str | None = None) -> Response:
+    """The error as an answer, with the headers that belong to it."""
+    answer = answer_of(error)
+    body = problem_body(error, request_id, envelope_id)
     response = Response(orjson.dumps(body, default=str), answer.status, media_type=MEDIA_TYPE)
     if answer.retry_after is not None:
         response.headers["Retry-After"] = str(answer.retry_after)

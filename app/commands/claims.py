@@ -124,7 +124,12 @@ async def try_claim(
         return await _replay(conn, claimer, given)
     if not _may_claim(runner):
         return []
-    return await _lease(conn, claimer, command, satisfied, runner.capacity_total)
+    capacity = runner.capacity_total
+    # What was seen may be locked by another claim just now: nothing is tried once more, since by
+    # then that one has mostly committed and the next in line can be read.
+    return await _lease(conn, claimer, command, satisfied, capacity) or await _lease(
+        conn, claimer, command, satisfied, capacity
+    )
 
 
 def offer_of(session: runners.Session) -> Offer:

@@ -20,6 +20,10 @@ class ServiceError(Exception):
         self.detail = detail or self.sentence()
         self.context: Mapping[str, Any] = context
 
+    def spoils_only_its_row(self) -> bool:
+        """Whether, in a batch, others may succeed where this one cannot."""
+        return not isinstance(self, (DatabaseUnavailable, OutcomeUnknown, Overloaded))
+
     @classmethod
     def sentence(cls) -> str:
         """The first paragraph of the class's docstring."""
@@ -63,6 +67,10 @@ class BodyTooLarge(ServiceError):
 
 class ContentEncodingUnsupported(ServiceError):
     """The body's content encoding is not supported here."""
+
+
+class BatchTooLarge(ServiceError):
+    """The batch holds more items than this service accepts."""
 
 
 class PageTokenInvalid(ServiceError):

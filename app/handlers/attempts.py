@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +19,8 @@ from app.handlers.registry import Context, Registry
 from app.services import Services
 from app.store import attempts as store
 from app.store import signals
+from app.store.batches import rounds, run_batch
+from app.telemetry import TRACER
 
 CREATE = "attempt.create"
 CANCEL = "attempt.cancel"
@@ -42,6 +44,30 @@ async def create_attempt(
         if not outcome.replayed:
             await announce(services, outcome)
         return outcome
+
+
+async def create_attempts(
+    services: Services, requests: Sequence[CreateRequest]
+) -> list[Created | ServiceError]:
+    """Create many attempts, each once; outcomes by position, each as if it had come alone."""
+    limit = services.settings.limits.max_placement_classes_per_kind
+    outcomes: dict[int, Created | ServiceError] = {}
+    with TRACER.start_as_current_span("attempt.create_many"):
+        for positions in rounds(requests, lambda one: one.command.idempotency_key):
+            done = await run_batch(
+                services.database,
+                lambda conn, batch: attempts.create(conn, services.keys, batch, limit),
+                [requests[position] for position in positions],
+            )
+            outcomes.update(zip(positions, done, strict=True))
+    for outcome in outcomes.values():
+        if isinstance(outcome, ServiceError):
+            services.metrics.commands.labels(CREATE, outcome.reason()).inc()
+            continue
+        services.metrics.commands.labels(CREATE, "ok").inc()
+        if not outcome.replayed:
+            await announce(services, outcome)
+    return [outcomes[position] for position in range(len(requests))]
 
 
 async def announce(services: Services, created: Created) -> None:

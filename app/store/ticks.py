@@ -57,14 +57,16 @@ async def read(conn: Connection, lease_time: timedelta) -> Calm:
 # first lease expires. Leases without a beat say nothing about the network.
 _COUNT_LATE = """
 -- ticks.count_late
-SELECT count(*) FILTER (WHERE expires_at < clock_now() + $1::interval / 3) AS late, count(*) AS beating
+SELECT count(*) FILTER (WHERE expires_at < clock_now() + $1::interval / 3) AS late,
+    count(*) AS beating
 FROM runner_leases WHERE status = 'active' AND last_sequence > 0
 """
 
 _BREAK = """
 -- ticks.begin_breaker
 UPDATE service_ticks SET breaker_began_at = clock_fact()
-WHERE coalesce(breaker_began_at + 10 * $1::interval <= clock_fact(), true) RETURNING breaker_began_at
+WHERE coalesce(breaker_began_at + 10 * $1::interval <= clock_fact(), true)
+RETURNING breaker_began_at
 """
 
 

@@ -34,7 +34,9 @@ def http(shared_http, database_url) -> httpx.AsyncClient:
 
 
 @pytest.fixture
-async def open_instance(make_settings) -> AsyncIterator[Callable[..., Awaitable[httpx.AsyncClient]]]:
+async def open_instance(
+    make_settings,
+) -> AsyncIterator[Callable[..., Awaitable[httpx.AsyncClient]]]:
     """Further instances of the service over the same parts: `registry` and settings may differ."""
     async with AsyncExitStack() as stack:
 

@@ -37,7 +37,7 @@ async def expire(sql: asyncpg.Connection, services: Services, held) -> None:
 async def until_blocked(sql: asyncpg.Connection) -> None:
     """Return when some other connection of this database waits for a lock."""
     async with asyncio.timeout(5):
-        while not await sql.fetchval(
+        while not await sql.fetchval(  # noqa: ASYNC110 - the server tells nobody
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
             "AND wait_event_type = 'Lock'"
         ):
@@ -77,7 +77,9 @@ async def picture(sql: asyncpg.Connection) -> dict[str, list[dict[str, object]]]
                 for name, value in row.items()
                 if name not in _BOOKKEEPING.get(table, set())
             }
-            for row in await sql.fetch(f"SELECT * FROM {table} t WHERE {condition} ORDER BY t::text")
+            for row in await sql.fetch(
+                f"SELECT * FROM {table} t WHERE {condition} ORDER BY t::text"
+            )
         ]
         for table, condition in tables.items()
     }

@@ -118,9 +118,7 @@ async def test_command_under_an_expired_lease_leaves_the_next_holder_alone(
     await lapse(sql, held.id)
     async with sql.transaction():
         assert await end_due(sql, services, held) == 1
-    other = await make_runner(
-        runner_kind="verification", capabilities=["verify.http"]
-    ).register()
+    other = await make_runner(runner_kind="verification", capabilities=["verify.http"]).register()
     await other.start()
     before = await picture(sql)
 

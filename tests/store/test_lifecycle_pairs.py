@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
+import httpx
 import pytest
 
 from app.domain.lifecycle import (
@@ -19,7 +20,7 @@ from app.domain.lifecycle import (
 )
 from app.main import create_app
 from app.store.schema_sql import ILLEGAL_MOVE, IMMUTABLE
-from tests.driver import Held, RunnerClient
+from tests.driver import Held
 from tests.store.sweeps import expire
 
 MOVES = {(source, target) for source in TRANSITIONS for target in TRANSITIONS[source]}
@@ -110,7 +111,7 @@ async def test_attempt_can_only_be_inserted_as_queued(status, attempt_in, sql):
     attempt_id = await attempt_in(Status.QUEUED)
     row = dict(await sql.fetchrow("SELECT * FROM execution_attempts WHERE id = $1", attempt_id))
     row |= {"id": uuid4(), "idempotency_key": "another", "status": status}
-    if status not in {Status.QUEUED}:
+    if status is not Status.QUEUED:
         now = row["created_at"]
         row |= {"leased_at": now, "started_at": now, "runner_instance_id": "r"}
     if status in TERMINAL:
@@ -223,9 +224,7 @@ def lease_in(control, make_runner, sql) -> Callable[[LeaseStatus], Awaitable[UUI
 
 def move_lease_to(status: LeaseStatus) -> str:
     released = "NULL" if status is LeaseStatus.ACTIVE else "clock_fact()"
-    return (
-        f"UPDATE runner_leases SET status = '{status}', released_at = {released} WHERE id = $1"
-    )
+    return f"UPDATE runner_leases SET status = '{status}', released_at = {released} WHERE id = $1"
 
 
 @pytest.mark.parametrize("source", LeaseStatus)
@@ -239,8 +238,7 @@ async def test_lease_ends_once_and_never_comes_back(source, lease_in, sql):
     }
 
     assert refusals == {
-        target: None if target in LEASE_TRANSITIONS[source] else ILLEGAL_MOVE
-        for target in refusals
+        target: None if target in LEASE_TRANSITIONS[source] else ILLEGAL_MOVE for target in refusals
     }
 
 
@@ -262,14 +260,13 @@ async def test_lease_can_only_be_inserted_as_active(status, lease_in, sql):
 
 # --- the same over the API ------------------------------------------------------------------------
 
-Verb = Callable[[Held, RunnerClient], Awaitable[Any]]
+Verb = Callable[[Held], Awaitable[httpx.Response]]
 
 VERBS: dict[str, Verb] = {
-    "claim": lambda held, other: other.claim_all(max_leases=10),
-    "start": lambda held, other: held.start(),
-    "heartbeat": lambda held, other: held.beat(phase="executing"),
+    "start": lambda held: held.start(),
+    "heartbeat": lambda held: held.beat(phase="executing"),
     **{
-        f"complete as {outcome}": lambda held, other, outcome=outcome: held.complete(outcome)
+        f"complete as {outcome}": lambda held, outcome=outcome: held.complete(outcome)
         for outcome in Outcome
     },
 }
@@ -304,26 +301,25 @@ def held_in(control, make_runner, sql, services) -> Callable[[Status], Awaitable
     return make
 
 
+HELD = [status for status in Status if status is not Status.QUEUED]
+
+
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("status", [status for status in Status if status is not Status.QUEUED])
+@pytest.mark.parametrize("status", HELD)
 async def test_verbs_of_the_api_move_an_attempt_only_as_the_table_says(
-    status, verb, held_in, control, make_runner
+    status, verb, held_in, control
 ):
     held = await held_in(status)
-    other = await make_runner().register()
 
-    answer = await VERBS[verb](held, other)
+    answer = await VERBS[verb](held)
 
     expected = status_after(status, verb)
     types = await control.event_types(held.attempt_id)
     endings = [name for name in types if name in TERMINAL]
-    repeat = verb == f"complete as {status}"
     assert await control.status(held.attempt_id) == expected
     assert endings == ([expected.value] if expected in TERMINAL else [])
     assert types.count("started") == (0 if expected is Status.LEASED else 1)
-    if verb == "claim":
-        assert answer == []
-    elif status in TERMINAL and not repeat:
+    if status in TERMINAL and verb != f"complete as {status}":
         assert answer.status_code == 409
         assert answer.json()["action"] == "stop"
         assert answer.json()["attempt"]["status"] == status
@@ -331,14 +327,26 @@ async def test_verbs_of_the_api_move_an_attempt_only_as_the_table_says(
         assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "claim"])
+@pytest.mark.parametrize("status", HELD)
+async def test_attempt_that_is_not_queued_is_not_claimed_again(
+    status, held_in, control, make_runner
+):
+    held = await held_in(status)
+    other = await make_runner().register()
+
+    assert await other.claim_all() == []
+
+    assert await control.status(held.attempt_id) == status
+
+
+@pytest.mark.parametrize("verb", VERBS)
 async def test_queued_attempt_has_no_lease_to_act_under(verb, control, runner):
     attempt = await control.create()
     await runner.register()
-    nobody = {"lease": {"id": str(uuid4())}, "attempt": attempt, "lease_token": "lt_x"}
-    held = Held(runner, nobody | {"continuation": False})
+    nobodys = {"lease": {"id": str(uuid4())}, "attempt": attempt, "lease_token": "lt_x"}
+    held = Held(runner, nobodys | {"continuation": False})
 
-    answer = await VERBS[verb](held, runner)
+    answer = await VERBS[verb](held)
 
     assert (answer.status_code, answer.json()["reason"]) == (404, "lease-not-found")
     assert await control.status(attempt["id"]) == "queued"
@@ -355,9 +363,7 @@ async def test_queued_attempt_becomes_leased_by_a_claim(control, runner):
 
 @pytest.mark.parametrize("second", Outcome)
 @pytest.mark.parametrize("first", Outcome)
-async def test_first_completion_is_final_whatever_the_second_says(
-    first, second, held_in, control
-):
+async def test_first_completion_is_final_whatever_the_second_says(first, second, held_in, control):
     held = await held_in(Status.RUNNING)
     await held.complete(first.value)
     before = await control.get(held.attempt_id)
@@ -406,7 +412,7 @@ async def test_check_and_trigger_of_leases_name_the_statuses_of_the_table(sql):
 
 
 def test_the_table_is_the_one_of_the_specification():
-    assert MOVES == {
+    assert {
         ("queued", "leased"),
         ("leased", "running"),
         ("running", "succeeded"),
@@ -416,4 +422,4 @@ def test_the_table_is_the_one_of_the_specification():
         ("running", "lost"),
         ("leased", "lost"),
         ("queued", "cancelled"),
-    }
+    } == MOVES

@@ -7,6 +7,8 @@ import pkgutil
 import re
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import asyncpg
@@ -15,12 +17,14 @@ import sqlalchemy as sa
 
 import app.store
 from app.domain.ids import new_id
+from app.embedded.environment import ACCOUNTS, AUDIENCE
 from app.embedded.guarded import clean_environment
 from app.embedded.postgres import program
 from app.store import migrate, partitions, tables
 from app.store.schema_sql import FUNCTIONS, TRIGGERS
-from tests import driver
+from app.wiring import open_services
 from tests.conftest import serve_in_process
+from tests.driver import Control, RunnerClient
 from tests.store import debian_postgres
 from tests.store.debian_postgres import DebianPostgres
 from tests.store.sweeps import expire
@@ -52,15 +56,23 @@ def make_empty(postgres, debian, request) -> MakeDatabase:
 
     async def make() -> str:
         database = f"empty_{uuid4().hex}"
-        connection = await asyncpg.connect(server.admin_dsn)
-        await connection.execute(f"CREATE DATABASE {database} OWNER execution_plane")
-        await connection.close()
+        async with connection_to(server.admin_dsn) as admin:
+            await admin.execute(f"CREATE DATABASE {database} OWNER execution_plane")
         return server.dsn.rsplit("/", 1)[0] + f"/{database}"
 
     return make
 
 
 on_every_server = pytest.mark.parametrize("make_empty", SERVERS, indirect=True)
+
+
+@asynccontextmanager
+async def connection_to(dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 async def upgrade(dsn: str) -> str:
@@ -117,20 +129,19 @@ async def test_migrations_make_exactly_the_declared_schema(make_empty):
 async def test_migrations_go_down_to_nothing_and_up_again(make_empty):
     dsn = await upgrade(await make_empty())
     before = await dump(dsn)
-    connection = await asyncpg.connect(dsn)
-    async with connection.transaction():
-        await partitions.ensure(connection, days_ahead=3)
+    async with connection_to(dsn) as sql, sql.transaction():
+        await partitions.ensure(sql, days_ahead=3)
 
     await asyncio.to_thread(migrate.downgrade, dsn, "base")
 
-    left = await connection.fetch(
-        "SELECT relname AS name FROM pg_class WHERE relnamespace = 'public'::regnamespace "
-        "AND relname NOT LIKE 'alembic_version%' UNION ALL "
-        "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace UNION ALL "
-        "SELECT typname FROM pg_type WHERE typnamespace = 'public'::regnamespace "
-        "AND typname NOT LIKE '%alembic_version'"
-    )
-    await connection.close()
+    async with connection_to(dsn) as sql:
+        left = await sql.fetch(
+            "SELECT relname AS name FROM pg_class WHERE relnamespace = 'public'::regnamespace "
+            "AND relname NOT LIKE 'alembic_version%' UNION ALL "
+            "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace UNION ALL "
+            "SELECT typname FROM pg_type WHERE typnamespace = 'public'::regnamespace "
+            "AND typname NOT LIKE '%alembic_version'"
+        )
     assert left == []
     assert await asyncio.to_thread(migrate.current, dsn) is None
 
@@ -142,26 +153,25 @@ async def test_migrations_go_down_to_nothing_and_up_again(make_empty):
 async def test_instances_that_migrate_at_once_do_it_once(make_empty):
     dsn = await make_empty()
 
-    applied = await asyncio.gather(
-        *(asyncio.to_thread(migrate.upgrade, dsn) for _ in range(3)), return_exceptions=True
-    )
+    applied = await asyncio.gather(*(asyncio.to_thread(migrate.upgrade, dsn) for _ in range(3)))
 
-    assert sorted(applied) == [0, 0, applied_alone(dsn)]
-
-
-def applied_alone(_: str) -> int:
-    """How many migrations there are."""
-    return len(list((migrate.ROOT / "alembic" / "versions").glob("*.py")))
+    there_are = len(list((migrate.ROOT / "alembic" / "versions").glob("*.py")))
+    assert sorted(applied) == [0, 0, there_are]
 
 
 @on_every_server
 async def test_life_of_an_attempt_on_every_server(make_empty, make_settings, issuer):
     dsn = await upgrade(await make_empty())
-    async with open_on(dsn, make_settings) as (services, http):
-        control, runner = callers(http, issuer)
+    mint = issuer[0].mint
+    async with (
+        open_services(make_settings(database=dsn)) as services,
+        serve_in_process(services) as http,
+        connection_to(dsn) as sql,
+    ):
+        control = Control(http, mint(ACCOUNTS["control-plane"], AUDIENCE))
+        runner = RunnerClient(http, mint(ACCOUNTS["runner"], AUDIENCE))
         await runner.register(runner_kind="verification", capabilities=["verify.*"])
-        attempt = await control.create(job_type="verify.http", concurrency_key="host-1")
-        sql = await asyncpg.connect(dsn)
+        attempt = await control.create(job_type="verify.http")
         lapsed = await runner.start()
         await expire(sql, services, lapsed)
         await sql.execute("UPDATE execution_attempts SET backoff_until = NULL")
@@ -195,7 +205,6 @@ async def test_life_of_an_attempt_on_every_server(make_empty, make_settings, iss
             "heartbeat",
             "succeeded",
         ]
-        await sql.close()
 
 
 # --- statements -----------------------------------------------------------------------------------
@@ -228,16 +237,15 @@ def test_every_statement_begins_with_its_name():
 
 @on_every_server
 async def test_every_statement_prepares_against_the_schema(make_empty):
-    connection = await asyncpg.connect(await upgrade(await make_empty()))
     refused = {}
 
-    for module, constant, text in STATEMENTS:
-        try:
-            await connection.prepare(text)
-        except asyncpg.PostgresError as error:
-            refused[f"{module}.{constant}"] = str(error)
+    async with connection_to(await upgrade(await make_empty())) as sql:
+        for module, constant, text in STATEMENTS:
+            try:
+                await sql.prepare(text)
+            except asyncpg.PostgresError as error:
+                refused[f"{module}.{constant}"] = str(error)
 
-    await connection.close()
     assert refused == {}
 
 
@@ -465,47 +473,8 @@ async def insert_copy(sql: asyncpg.Connection, attempt_id: str, kind: str) -> No
     )
 
 
-async def test_facts_of_an_attempt_never_go_back_in_time(control, fresh_database, make_settings):
-    async with open_on(fresh_database, make_settings) as (_, http):
-        sql = await asyncpg.connect(fresh_database)
-        caller = driver.Control(http, control.headers["Authorization"].removeprefix("Bearer "))
-        attempt = await caller.create()
-        await sql.execute(
-            "CREATE OR REPLACE FUNCTION clock_fact() RETURNS timestamptz LANGUAGE sql VOLATILE "
-            "AS $$ SELECT clock_timestamp() - interval '1 h' $$"
-        )
-        earlier = await sql.fetchval(
-            "SELECT fact_after(created_at) = created_at FROM execution_attempts WHERE id = $1",
-            attempt["id"],
-        )
-        await sql.close()
+async def test_a_fact_is_never_older_than_the_fact_before_it(sql):
+    later = datetime.now(UTC) + timedelta(hours=1)
 
-    assert earlier is True
-
-
-def callers(http, issuer) -> tuple[driver.Control, driver.RunnerClient]:
-    from app.embedded.environment import ACCOUNTS, AUDIENCE  # noqa: PLC0415
-
-    mint = issuer[0].mint
-    return (
-        driver.Control(http, mint(ACCOUNTS["control-plane"], AUDIENCE)),
-        driver.RunnerClient(http, mint(ACCOUNTS["runner"], AUDIENCE)),
-    )
-
-
-class open_on:  # noqa: N801 - used like a function
-    """The service over a database of the test's own."""
-
-    def __init__(self, dsn: str, make_settings) -> None:
-        from app.wiring import open_services  # noqa: PLC0415
-
-        self._opening = open_services(make_settings(database=dsn))
-
-    async def __aenter__(self):
-        self._services = await self._opening.__aenter__()
-        self._http = serve_in_process(self._services)
-        return self._services, await self._http.__aenter__()
-
-    async def __aexit__(self, *exception) -> None:
-        await self._http.__aexit__(*exception)
-        await self._opening.__aexit__(*exception)
+    assert await sql.fetchval("SELECT fact_after($1)", later) == later
+    assert await sql.fetchval("SELECT fact_after(now() - interval '1 h') >= now()")
