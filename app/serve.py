@@ -59,6 +59,7 @@ async def _serve(settings: Settings) -> None:
             await asyncio.wait([serving, broken, stopped], return_when=asyncio.FIRST_COMPLETED)
             _LOG.info("service.stopping", asked=stop.is_set())
             app.state.draining.set()
+            services.signals.drain()
             server.should_exit = True
             await serving
             stopped.cancel()

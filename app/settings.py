@@ -74,6 +74,28 @@ class ServerSettings(Group):
         16 * 1024 * 1024, ge=1024, description="Largest request body of any route."
     )
     backlog: int = Field(2048, ge=1, description="Listen backlog.")
+    tls_check_seconds: float = Field(
+        5.0, gt=0, description="How often the certificate files are looked at for a change."
+    )
+    first_byte_timeout_seconds: float = Field(
+        10.0, gt=0, description="A connection that sends nothing for so long is closed."
+    )
+    head_timeout_seconds: float = Field(
+        10.0, gt=0, description="Longest time from the first to the last byte of a request's head."
+    )
+    max_head_bytes: int = Field(
+        32 * 1024, ge=4096, description="Largest head of a request; then 431."
+    )
+    max_head_fields: int = Field(100, ge=10, description="Most header fields of a request.")
+    body_window_seconds: float = Field(
+        10.0, gt=0, description="A body that comes too slowly for so long is given up: 408."
+    )
+    min_body_bytes_per_second: int = Field(
+        512, ge=0, description="What too slowly means, as a mean over the window."
+    )
+    max_connections_per_source: int = Field(
+        512, ge=0, description="Open connections of one address; 0, behind a proxy: any number."
+    )
 
     @model_validator(mode="after")
     def _tls_pair(self) -> Self:
@@ -226,6 +248,9 @@ class PushSettings(Group):
         3, ge=1, description="Processes that died while working on one message."
     )
     dedupe_days: int = Field(32, ge=8, description="Life of a processed message's row.")
+    dead_letter_days: int = Field(
+        90, ge=1, description="Life of a dead letter after its message was last delivered."
+    )
 
 
 class LeaseSettings(Group):
@@ -288,6 +313,33 @@ class TelemetrySettings(Group):
     access_log: bool = Field(default=True, description="One line a request.")
 
 
+class FailpointSettings(Group):
+    """One armed failpoint."""
+
+    action: Literal["kill", "stop", "sleep", "error_before", "after_then_error", "drop_answer"]
+    probability: float = Field(1.0, gt=0, le=1)
+    times: int = Field(1_000_000, ge=1)
+    seconds: float = Field(1.0, ge=0)
+
+
+class TestingSettings(Group):
+    """Faults on purpose. A process that is not meant to be killed refuses to start with any."""
+
+    allow_failpoints: bool = Field(default=False, description="Only ever true in tests.")
+    failpoints: dict[str, FailpointSettings] = Field(
+        default_factory=dict, description="Moment to what happens there."
+    )
+
+    @model_validator(mode="after")
+    def _allowed(self) -> Self:
+        if self.failpoints and not self.allow_failpoints:
+            raise ValueError(
+                "failpoints are armed but testing.allow_failpoints is not true; "
+                "remove them, this service would kill itself"
+            )
+        return self
+
+
 class Settings(BaseSettings):
     """The whole configuration. Build it with `load`, which explains what is wrong."""
 
@@ -304,6 +356,7 @@ class Settings(BaseSettings):
     leases: LeaseSettings = LeaseSettings()
     limits: LimitSettings = LimitSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    testing: TestingSettings = TestingSettings()
     role: Literal["api", "scheduler", "all"] = Field(
         "all", description="What this process does: answer requests, run loops, or both."
     )

@@ -97,6 +97,24 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.dead_letters_closed = Counter(
+            "execution_plane_dead_letters_closed",
+            "Dead letters that an operator redrove or discarded, and redrives that failed.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.dead_letters_open = Gauge(
+            "execution_plane_dead_letters_open",
+            "Dead letters that nobody has redriven or discarded, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.connections_refused = Counter(
+            "execution_plane_connections_refused",
+            "Connections closed for being silent, slow, too large or too many, by cause.",
+            ["cause"],
+            registry=registry,
+        )
         self.log_bytes = Counter(
             "execution_plane_log_bytes", "Log bytes stored.", registry=registry
         )

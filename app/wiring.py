@@ -7,9 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
 
+from app import failpoints
 from app.auth.tokens import TokenVerifier
 from app.commands.claims import PlacementClasses
 from app.domain.keys import KeyRing
+from app.failpoints import Failpoint
 from app.objects.store import ObjectStore
 from app.services import Services
 from app.settings import Settings
@@ -25,6 +27,12 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     Nothing needs to be reachable for it: a database or bucket that is away shows in `/readyz` and
     as 503, and is used as soon as it is back.
     """
+    failpoints.arm(
+        {
+            name: Failpoint(**point.model_dump())
+            for name, point in settings.testing.failpoints.items()
+        }
+    )
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx.AsyncClient(follow_redirects=False))
         tokens = TokenVerifier(settings.identity, http)

@@ -59,18 +59,26 @@ CREATE TABLE dead_letters (
     message_id TEXT NOT NULL,
     envelope_id TEXT,
     handler TEXT,
-    payload JSONB,
+    payload TEXT,
     payload_bytes BIGINT NOT NULL,
     redrivable BOOLEAN NOT NULL,
     failures INTEGER DEFAULT '0' NOT NULL,
     deliveries INTEGER DEFAULT '1' NOT NULL,
     first_at TIMESTAMP WITH TIME ZONE NOT NULL,
     last_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    redrives INTEGER DEFAULT '0' NOT NULL,
     redriven_at TIMESTAMP WITH TIME ZONE,
+    redriven_by TEXT,
+    redrive_request_id UUID,
+    redrive_outcome TEXT,
     discarded_at TIMESTAMP WITH TIME ZONE,
+    discarded_by TEXT,
     CONSTRAINT dead_letters_pkey PRIMARY KEY (id),
-    CONSTRAINT dead_letters_message_digest_key UNIQUE (message_digest)
+    CONSTRAINT dead_letters_message_digest_key UNIQUE (message_digest),
+    CONSTRAINT dead_letters_one_end_check CHECK (redriven_at IS NULL OR discarded_at IS NULL)
 )""",
+    """\
+CREATE INDEX dead_letters_first_at_id_idx ON dead_letters (first_at, id)""",
     """\
 CREATE INDEX dead_letters_last_at_idx ON dead_letters (last_at)""",
     """\
@@ -197,6 +205,15 @@ CREATE TABLE service_ticks (
     CONSTRAINT service_ticks_one_row_check CHECK (one_row)
 )
  WITH (fillfactor = 10)""",
+    """\
+CREATE TABLE state (
+    key TEXT NOT NULL,
+    document JSONB NOT NULL,
+    version BIGINT NOT NULL,
+    updated_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT state_pkey PRIMARY KEY (key),
+    CONSTRAINT state_version_check CHECK (version >= 1)
+)""",
     """\
 CREATE TABLE execution_attempts (
     id UUID NOT NULL,
@@ -537,6 +554,7 @@ DROPS = (
     "DROP TABLE concurrency_holds",
     "DROP TABLE artifact_refs",
     "DROP TABLE execution_attempts",
+    "DROP TABLE state",
     "DROP TABLE service_ticks",
     "DROP TABLE runner_statuses",
     "DROP TABLE runner_sessions",

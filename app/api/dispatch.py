@@ -32,7 +32,7 @@ from app.domain.errors import (
     StillRunning,
 )
 from app.domain.ids import new_id
-from app.domain.payloads import outline
+from app.domain.payloads import outline, outline_pointer
 from app.handlers.registry import Context, Handler, Registry
 from app.services import Services
 from app.store import messages
@@ -200,7 +200,13 @@ class Dispatcher:
             context.logger,
             conn,
         )
-        await handler.run(with_transaction, command)
+        try:
+            await handler.run(with_transaction, command)
+        except OSError as error:
+            # Its own trouble with files or networks, unless it is the connection that was lost.
+            if conn.is_closed():
+                raise
+            raise HandlerFailed from error
 
     @contextlib.asynccontextmanager
     async def _marked(self, message: Message, *, at_once: bool) -> AsyncIterator[None]:
@@ -285,7 +291,9 @@ class Dispatcher:
     ) -> None:
         detail = error.detail
         if isinstance(error, RequestInvalid):
-            faults = "; ".join(f"{fault['pointer']}: {fault['detail']}" for fault in error.errors)
+            faults = "; ".join(
+                f"{outline_pointer(fault['pointer'])}: {fault['detail']}" for fault in error.errors
+            )
             detail = f"{detail} {faults}".strip()[:2000]
         letter = DeadLetter(
             id=new_id(),

@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app import failpoints
 from app.api.problems import plain_problem
 from app.domain.ids import new_id
 from app.telemetry import Metrics
@@ -46,6 +47,11 @@ class RequestContext:
         self._metrics.in_flight.inc()
         try:
             await self._app(scope, receive, tell)
+        except failpoints.AnswerDropped:
+            # A head that promises a body, and then nothing: the client sees a torn connection.
+            head = [(b"content-length", b"1000")]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+            raise RuntimeError("the answer was dropped on purpose") from None
         except Exception:
             structlog.get_logger(__name__).exception("request.failed")
             if status:

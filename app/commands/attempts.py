@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from app import failpoints
 from app.domain import jsontext
 from app.domain.commands import CreateAttempt
 from app.domain.errors import IdempotencyKeyReused, ServiceError, TooManyPlacements
@@ -50,6 +51,8 @@ async def create(
     created, classes_added = await attempts.create(conn, rows)
     if classes_added:
         await _check_class_limit(conn, {row.runner_kind for row in rows}, max_classes)
+    if failpoints.ARMED:
+        await failpoints.hit("create.after_insert")
     missed = [row.idempotency_key for row in rows if row.idempotency_key not in created]
     existing = await attempts.find_by_keys(conn, missed) if missed else {}
     outcomes: list[Created | ServiceError] = []

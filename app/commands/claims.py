@@ -8,6 +8,7 @@ from uuid import UUID
 
 import orjson
 
+from app import failpoints
 from app.auth.lease_tokens import hash_of, token_of
 from app.commands.ends import take_back
 from app.domain.commands import ClaimLeases
@@ -112,6 +113,8 @@ async def try_claim(
     satisfied, look = await _look(conn, claimer.classes, offer, command)
     if not look.request_used and not look.available:
         return []
+    if failpoints.ARMED:
+        await failpoints.hit("claim.after_select")
     runner = await claims.lock_runner(conn, command.runner_id, command.session_id)
     if runner is None:
         return RunnerNotFound()

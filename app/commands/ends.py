@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
+from app import failpoints
 from app.settings import LeaseSettings
 from app.store import ends
 from app.store.database import Connection
@@ -32,7 +33,10 @@ async def sweep(
 ) -> list[End]:
     """End what has come due of these attempts; those that somebody works on wait for the next."""
     free = await ends.lock(conn, attempt_ids, skip_locked=True)
-    return await ends.decide(conn, free, Cause.SWEEP, rules, backs_off=backs_off)
+    ended = await ends.decide(conn, free, Cause.SWEEP, rules, backs_off=backs_off)
+    if failpoints.ARMED:
+        await failpoints.hit("sweep.mid_batch")
+    return ended
 
 
 async def revoke(

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeGuard
 from uuid import UUID
 
+from app import failpoints
 from app.auth.lease_tokens import hash_of
 from app.commands.ends import take_back
 from app.domain import jsontext
@@ -163,6 +164,8 @@ async def complete(
     position, and the concurrency keys that became free.
     """
     rows = [_completion(keys, request) for request in requests]
+    if failpoints.ARMED:
+        await failpoints.hit("complete.before_event")
     done = await leases.complete(conn, rows)
     missed = await _diagnose(conn, [row.key for row in rows], done)
     unstarted = [row for row in rows if _waits_for_start(row, missed.get(row.key.lease_id))]

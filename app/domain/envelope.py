@@ -49,11 +49,16 @@ def parse(text: bytes) -> Envelope:
     version, to, identifier = value.get("v"), value.get("to"), value.get("id")
     if isinstance(version, bool) or not isinstance(version, int) or version != VERSION:
         raise EnvelopeInvalid(f"The envelope's v is not {VERSION}.")
-    if not isinstance(to, str) or not 1 <= len(to) <= MAX_NAME or not to.isascii():
+    if not isinstance(to, str) or not 1 <= len(to) <= MAX_NAME or not _is_plain(to):
         raise EnvelopeInvalid("The envelope's to is not the name of a handler.")
     if "data" not in value:
         raise EnvelopeInvalid("The envelope has no data.")
     return Envelope(version, to, _uuid_text(identifier), value["data"])
+
+
+def _is_plain(name: str) -> bool:
+    """Only such a name can be stored and shown; a handler's never is another."""
+    return name.isascii() and name.isprintable()
 
 
 def _uuid_text(identifier: Any) -> str:

@@ -264,6 +264,33 @@ class HandlerFailed(ServiceError):
     """The handler failed."""
 
 
+class DeadLetterNotFound(ServiceError):
+    """There is no dead letter with this id."""
+
+
+class NotRedrivable(ServiceError):
+    """This dead letter cannot be sent to its handler again."""
+
+
+class AlreadyClosed(ServiceError):
+    """This dead letter was redriven or discarded before."""
+
+
+# --- state documents -----------------------------------------------------------------------------
+
+
+class StateNotFound(ServiceError):
+    """There is no state document under this key."""
+
+
+class StateChanged(ServiceError):
+    """The state document has another version than the one that was expected."""
+
+
+class PreconditionMissing(ServiceError):
+    """Say which version is to be replaced: If-Match with its ETag, or If-None-Match with *."""
+
+
 # --- us ------------------------------------------------------------------------------------------
 
 

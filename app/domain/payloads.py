@@ -20,6 +20,12 @@ def outline(value: Any) -> str:
     return jsontext.dumps(_form(value, 0))
 
 
+def outline_pointer(pointer: str) -> str:
+    """A JSON pointer whose names are kept only where they cannot themselves be values."""
+    parts = pointer.split("/")[1:]
+    return "".join(f"/{part if part.isdecimal() else _name(part)}" for part in parts)
+
+
 def _form(value: Any, depth: int) -> Any:
     if isinstance(value, dict) and depth < _MAX_DEPTH:
         items = list(value.items())[:_MAX_ITEMS]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from app import failpoints
 from app.commands import attempts, cancels
 from app.commands.attempts import Created, CreateRequest
 from app.domain.commands import CancelAttempt, CreateAttempt
@@ -39,6 +40,8 @@ async def create_attempt(
         [outcome] = await services.database.run(
             lambda conn: attempts.create(conn, services.keys, [request], limit)
         )
+        if failpoints.ARMED:
+            await failpoints.hit("create.after_commit")
         if isinstance(outcome, ServiceError):
             raise outcome
         if not outcome.replayed:
@@ -85,6 +88,8 @@ async def cancel_attempt(services: Services, command: CancelAttempt) -> Attempt:
         [outcome] = await services.database.run(
             lambda conn: cancels.cancel(conn, services.rules, [command])
         )
+        if failpoints.ARMED:
+            await failpoints.hit("cancel.after_commit")
         if isinstance(outcome, ServiceError):
             raise outcome
         services.signals.wake(signals.attempt(command.attempt_id))
@@ -120,7 +125,7 @@ async def get_attempt(services: Services, attempt_id: UUID, wait_seconds: float 
         if found is None:
             raise AttemptNotFound
         left = deadline - loop.time()
-        if is_terminal(found.status) or left <= 0:
+        if is_terminal(found.status) or left <= 0 or services.signals.draining:
             return found
         poll = services.settings.leases.signal_every_seconds
         await services.signals.wait(signals.attempt(attempt_id), min(left, poll))

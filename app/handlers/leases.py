@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from app import failpoints
 from app.commands import claims, leases
 from app.commands.claims import Claim
 from app.commands.leases import Completed, CompleteRequest
@@ -57,10 +58,12 @@ async def claim_leases(services: Services, command: ClaimLeases, gone: Gone) -> 
             outcome = await services.database.run(
                 lambda conn: claims.try_claim(conn, services.claimer, command)
             )
+            if failpoints.ARMED and outcome:
+                await failpoints.hit("claim.after_commit")
             if isinstance(outcome, ServiceError):
                 raise outcome
             left = deadline - loop.time()
-            if outcome or left <= 0:
+            if outcome or left <= 0 or services.signals.draining:
                 return outcome
             offer = offer or await _offer_of(services, command)
             poll = services.settings.leases.signal_every_seconds
@@ -86,6 +89,8 @@ async def start_lease(services: Services, command: StartLease) -> Started:
         [outcome] = await services.database.run(
             lambda conn: leases.start(conn, services.terms, [command])
         )
+        if failpoints.ARMED:
+            await failpoints.hit("start.after_commit")
         if isinstance(outcome, ServiceError):
             raise outcome
         services.signals.wake(signals.attempt(outcome.attempt.id))
@@ -100,6 +105,8 @@ async def heartbeat(
         [outcome] = await services.database.run(
             lambda conn: leases.heartbeat(conn, services.terms, [command], published_at)
         )
+        if failpoints.ARMED:
+            await failpoints.hit("heartbeat.after_commit")
         if isinstance(outcome, ServiceError):
             raise outcome
         return outcome
@@ -132,6 +139,8 @@ async def complete_lease(
         [outcome], freed_keys = await services.database.run(
             lambda conn: leases.complete(conn, services.keys, services.terms, [request])
         )
+        if failpoints.ARMED:
+            await failpoints.hit("complete.after_commit")
         await move_up(services, freed_keys)
         if isinstance(outcome, ServiceError):
             raise outcome
@@ -145,6 +154,8 @@ async def release_lease(services: Services, command: ReleaseLease) -> Attempt:
         outcome, ended = await services.database.run(
             lambda conn: leases.release(conn, services.rules, command)
         )
+        if failpoints.ARMED:
+            await failpoints.hit("release.after_commit")
         await tell(services, ended)
         if isinstance(outcome, ServiceError):
             raise outcome
@@ -171,7 +182,8 @@ async def wait_signals(
         ):
             raise leases.refusal(key, state)
         left = deadline - loop.time()
-        if state.attempt.cancel_requested_at is not None or left <= 0 or await gone():
+        told = state.attempt.cancel_requested_at is not None
+        if told or left <= 0 or services.signals.draining or await gone():
             return state
         poll = services.settings.leases.signal_every_seconds
         await services.signals.wait(signals.attempt(state.attempt.id), min(left, poll))

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from pydantic import BeforeValidator, Field
 
+from app import failpoints
 from app.commands.leases import key_of, refusal
 from app.domain import commands
 from app.domain.errors import (
@@ -29,6 +30,8 @@ from app.handlers.counting import counted
 from app.handlers.registry import Context, Registry
 from app.services import Services
 from app.store import leases, logs, signals
+from app.store.database import Connection
+from app.store.leases import Key
 from app.store.logs import Chunk, Part, Place
 
 APPEND = "log.append"
@@ -122,6 +125,8 @@ async def _store(services: Services, command: commands.AppendLog, place: Place) 
     )
     if command.data:
         await services.objects.put(key, command.data, base64.b64encode(sha256.digest()).decode())
+    if failpoints.ARMED:
+        await failpoints.hit("log.after_put")
     settings = services.settings
     chunk = Chunk(
         ref_id=new_id(),
@@ -141,15 +146,24 @@ async def _store(services: Services, command: commands.AppendLog, place: Place) 
     )
     lease_key = key_of(command)
     fenced, accepted = await services.database.run(
-        lambda conn: logs.record(
-            conn, lease_key, chunk, services.terms.lease_time, _grace(services)
-        )
+        lambda conn: _record(conn, services, lease_key, chunk)
     )
+    if failpoints.ARMED:
+        await failpoints.hit("log.after_commit")
     if not fenced:
         await _look(services, command)
     if accepted:
         services.metrics.log_bytes.inc(len(command.data))
     return accepted
+
+
+async def _record(
+    conn: Connection, services: Services, key: Key, chunk: Chunk
+) -> tuple[bool, bool]:
+    outcome = await logs.record(conn, key, chunk, services.terms.lease_time, _grace(services))
+    if failpoints.ARMED:
+        await failpoints.hit("log.after_rows")
+    return outcome
 
 
 def mark_between(lease_number: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import structlog
 
+from app import failpoints
 from app.commands.ends import sweep
 from app.handlers.aftermath import tell
 from app.loops.loop import Result
@@ -40,6 +41,8 @@ class EndDue:
             return Result(0, more=due.full)
         if calm.breaker_ready and await self._begins_breaker(services):
             return Result(0)
+        if failpoints.ARMED:
+            await failpoints.hit("sweep.after_select")
         ended = await services.database.run(
             lambda conn: sweep(
                 conn,

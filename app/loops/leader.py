@@ -11,6 +11,7 @@ import time
 from datetime import timedelta
 from uuid import UUID
 
+from app import failpoints
 from app.domain.errors import ServiceError
 from app.domain.ids import new_id
 from app.store import leaders
@@ -44,6 +45,8 @@ class Leader:
             term = await self._database.run(lambda conn: leaders.hold(conn, NAME, self.holder, ttl))
         except ServiceError:
             return self.is_leader()
+        if failpoints.ARMED and term is not None:
+            await failpoints.hit("leader.after_elect")
         self.term = term
         self._trusted_until = sent + TTL_SECONDS - _MARGIN_SECONDS if term is not None else 0.0
         return term is not None

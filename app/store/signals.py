@@ -48,6 +48,7 @@ class Signals:
         self._pending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._origin = uuid4().hex
+        self.draining = False
 
     async def wait(self, topic: str, seconds: float) -> bool:
         """Wait until the topic is woken or the time is over; True if it was woken."""
@@ -93,6 +94,18 @@ class Signals:
                 waiter.woken.set_result(None)
                 return True
         return False
+
+    def drain(self) -> None:
+        """Let nobody wait here any more: whoever does is woken and should answer at once."""
+        self.draining = True
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+        for idle in self._idle.values():
+            for one in idle:
+                if not one.woken.done():
+                    one.woken.set_result(None)
 
     async def start(self) -> None:
         """Begin to listen and to send; both go on trying while the database is away."""

@@ -3,11 +3,12 @@
 A test that needs other settings, or a second instance, opens one with `open_instance`.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 
 import httpx
 import pytest
+import structlog
 
 from app.services import Services
 from app.settings import load
@@ -45,3 +46,14 @@ async def open_instance(
             return await stack.enter_async_context(serve_in_process(services, registry))
 
         yield open_
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Faults on purpose fill no terminal: a traceback in colours takes longer than its test."""
+    before = structlog.get_config()
+    structlog.configure(
+        processors=[lambda *_: ""], logger_factory=structlog.ReturnLoggerFactory()
+    )
+    yield
+    structlog.configure(**before)
