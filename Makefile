@@ -12,7 +12,7 @@ export UV_PYTHON_DOWNLOADS := never
 option = $(if $(filter command,$(origin $(1))),--$(2) "$($(1))")
 STACK = $(call option,NAME,name)
 
-.PHONY: help run demo install install-dev test check format docs bench clean lock
+.PHONY: help run demo install install-dev test test-kill test-slow check format docs bench clean lock
 .DEFAULT_GOAL := help
 
 help:
@@ -20,9 +20,10 @@ help:
 	@echo 'make demo       one job on it, from the message to the proof'
 	@echo 'make demo-lost  the runner dies half-way; also demo-cancel, demo-stuck'
 	@echo 'make test       all tests, on real parts; T=tests/... for some'
+	@echo 'make test-kill  the service is killed, stopped and starved; test-slow: full sizes'
 	@echo 'make check      style, types, import rules'
 	@echo 'make docs       the generated reference'
-	@echo 'make bench      measurements on this machine'
+	@echo 'make bench      measurements on this machine; also bench-start, bench-claim, ...'
 	@echo 'make clean      remove the data of the stack (.dev)'
 	@echo
 	@echo 'run takes PORT=9000, NAME=feature-x (a second stack beside the first), DEV_HOME=/path.'
@@ -39,6 +40,13 @@ demo-%: install
 test: install-dev
 	@exec $(PY) -m pytest -n 2 $(T)
 
+# Processes that die, stop and starve; then the full size of every proof, for a quiet hour.
+test-kill: install-dev
+	@exec $(PY) -m pytest -m 'kill and not slow' $(or $(T),tests)
+
+test-slow: install-dev
+	@exec $(PY) -m pytest -m slow $(or $(T),tests)
+
 check: install-dev
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -53,8 +61,10 @@ format: install-dev
 docs: install-dev
 	@exec $(PY) -m docs.generate
 
-bench: install-dev
-	@exec $(PY) -m app bench
+bench: bench-start bench-claim bench-push
+
+bench-%: install-dev
+	@exec $(PY) -m bench.$*
 
 clean:
 	@if [ -x $(PY) ]; then exec $(PY) -m app dev clean $(STACK); \

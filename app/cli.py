@@ -306,6 +306,29 @@ def _print_fact(key: str, value: str, *, as_env: bool) -> None:
 
 
 @dev.command()
+@click.argument("scenario", default="job")
+@_with_home
+def demo(root: Path, name: str, scenario: str) -> None:
+    """Show one job, end to end; `demo list` names what else there is to see.
+
+    Uses the stack that runs, or starts one and stops it afterwards.
+    """
+    import asyncio  # noqa: PLC0415
+
+    from app.embedded.demo import run_demo  # noqa: PLC0415
+    from app.embedded.demo_scenes import DEMONSTRATIONS  # noqa: PLC0415
+
+    if scenario == "list":
+        for known, demonstration in DEMONSTRATIONS.items():
+            click.echo(f"{known:<8} {demonstration.what}")
+        return
+    if scenario not in DEMONSTRATIONS:
+        _fail(f"There is no demonstration {scenario}, but {', '.join(DEMONSTRATIONS)}.", status=2)
+    _home(root, name)
+    sys.exit(asyncio.run(run_demo(root, name, scenario)))
+
+
+@dev.command()
 @_with_home
 def clean(root: Path, name: str) -> None:
     """Remove the stack's data; refused while one runs from it."""

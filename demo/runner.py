@@ -29,7 +29,7 @@ from typing import IO, Any
 from calls import CALL_SECONDS, Answer, Api, Token, say
 from work import Work
 
-CLAIM_WAIT_SECONDS = 20  # how long the service may hold a claim back until there is work
+WAIT_SECONDS = 20  # how long the service may hold an answer back until there is news
 LOG_SECONDS = 60.0  # the outcome waits so long for the last of the log
 CHUNK_BYTES = 1024 * 1024
 SPOOL_BYTES = 256 * 1024 * 1024  # unsent output kept on disk; beyond it the job has to wait
@@ -154,6 +154,7 @@ class Job:
             except OSError as error:
                 return _failed("internal", f"The script could not be begun: {error}")
             threading.Thread(target=self._beat, args=[work, beat_seconds], daemon=True).start()
+            threading.Thread(target=self._listen, args=[work], daemon=True).start()
             pipes = {"stdout": work.process.stdout, "stderr": work.process.stderr}
             streams = [Stream(self, name, pipe) for name, pipe in pipes.items() if pipe]
             code = work.wait(self._seconds_left())
@@ -182,16 +183,30 @@ class Job:
             body = {"session_id": self._session_id, "sequence": sequence, **self._state}
             path, patience = f"{self.path}:heartbeat", max(beat_seconds, 1.0)
             answer = api.call("POST", path, body, self.lease_token, patience)
-            if answer.orders_stop:
-                return None if self._over.is_set() else work.end(f"stop, {answer.reason}", 0)
-            if answer.fields.get("action") == "cancel" and not work.ended_by:
-                work.end("cancelled")
+            if not self._obey(answer, work):
+                return
             beat_seconds = answer.fields.get("heartbeat_every_seconds", beat_seconds)
             # News comes early and silence is asked again soon, but never twice in a second.
             self._over.wait(min(beat_seconds, 1.0))
             if not answer.is_temporary:
                 self._news.wait(max(answer.sent_at + beat_seconds - time.monotonic(), 0))
-        return None
+
+    def _listen(self, work: Work) -> None:
+        """Hear of a cancellation, or of the lease's end, as soon as the service knows of it."""
+        api, path = self.new_api(), f"{self.path}/signals?wait_seconds={WAIT_SECONDS}"
+        patience = WAIT_SECONDS + CALL_SECONDS
+        while not self._over.is_set() and not work.ended_by:
+            answer = api.insist("GET", path, None, self.lease_token, patience)
+            if not self._obey(answer, work) or not answer.ok:
+                return
+
+    def _obey(self, answer: Answer, work: Work) -> bool:
+        """Do as the service says; False once the lease has ended."""
+        if answer.orders_stop and not self._over.is_set():
+            work.end(f"stop, {answer.reason}", 0)
+        if answer.fields.get("action") == "cancel" and not work.ended_by:
+            work.end("cancelled")
+        return not answer.orders_stop
 
     def note_step(self, text: bytes) -> None:
         """Tell of the last step in the text, as one that begins."""
@@ -216,7 +231,8 @@ def _word(ended_by: str, code: int, seconds: float) -> dict[str, Any]:
     """The completion of a script that ended with this code, by itself or by somebody else."""
     result = {"exit_code": code, "duration_seconds": round(seconds, 3)}
     if ended_by in {"cancelled", "timed_out"}:
-        return {"outcome": ended_by, "result": result}
+        message = f"The runner ended it ({ended_by}) after {seconds:.1f} s."
+        return {"outcome": ended_by, "failure_message": message, "result": result}
     if ended_by:
         return {**_failed("internal", f"The runner ended it: {ended_by}."), "result": result}
     if code:
@@ -249,7 +265,7 @@ class Runner:
         if self._job is None:
             sys.exit(0)  # hanging up tells the service to give this claim nothing
         if self._is_stopping and self._job.work is None:
-            sys.exit(1)  # nothing was begun; the lease lapses
+            sys.exit(1)  # nothing was begun, and the lease lapses by itself
         if self._is_stopping and self._job.work is not None:
             self._job.work.end("it was told to stop")
         self._is_stopping = True
@@ -267,8 +283,8 @@ class Runner:
         """One claim. Until it is answered the same request_id asks again, so no lease is lost."""
         path = f"/v1/runners/{self._options.id}/leases:claim"
         body = {"session_id": self._session_id, "request_id": str(uuid.uuid4()), "max_leases": 1}
-        body |= {"wait_seconds": CLAIM_WAIT_SECONDS}
-        answer = self._api.insist("POST", path, body, patience=CLAIM_WAIT_SECONDS + CALL_SECONDS)
+        body |= {"wait_seconds": WAIT_SECONDS}
+        answer = self._api.insist("POST", path, body, patience=WAIT_SECONDS + CALL_SECONDS)
         if answer.reason in {"session-unknown", "runner-not-found"}:
             self._register()
         elif not answer.ok and answer.reason != "token-key-retired":

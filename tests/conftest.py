@@ -30,7 +30,7 @@ TEMPLATE = "template_execution_plane"
 
 @pytest.fixture(scope="session")
 async def postgres(tmp_path_factory) -> AsyncIterator[EmbeddedPostgres]:
-    """A server whose template database is migrated; durability is not what these tests are about."""
+    """A server with a migrated template; durability is not what these tests are about."""
     server = EmbeddedPostgres(
         tmp_path_factory.mktemp("postgres"),
         options={"fsync": "off", "max_connections": 300, "shared_buffers": "64MB"},

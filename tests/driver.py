@@ -3,7 +3,7 @@
 import base64
 import json
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import httpx
 
@@ -173,16 +173,11 @@ class Pusher(Caller):
         super().__init__(http, token)
         self.subscription = subscription
 
-    async def push(
-        self,
-        to: str,
-        data: Any,
-        *,
-        id: UUID | str | None = None,
-        **message: Any,  # noqa: A002
-    ) -> httpx.Response:
+    async def push(self, to: str, data: Any, **message: Any) -> httpx.Response:
+        """Push an envelope; `id` is the envelope's, anything else the message's."""
+        identifier = message.pop("id", None) or uuid4()
         return await self.push_envelope(
-            {"v": 1, "to": to, "id": str(id or uuid4()), "data": data}, **message
+            {"v": 1, "to": to, "id": str(identifier), "data": data}, **message
         )
 
     async def push_envelope(self, envelope: Any, **message: Any) -> httpx.Response:

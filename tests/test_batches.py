@@ -2,6 +2,11 @@
 
 from uuid import uuid4
 
+from app.commands.attempts import CreateRequest
+from app.domain.commands import CreateAttempt
+from app.domain.errors import TooManyPlacements
+from app.handlers.attempts import create_attempts
+from app.wiring import open_services
 from tests.driver import new_attempt
 
 
@@ -55,12 +60,6 @@ async def test_a_batch_over_its_limit_is_refused_whole(control):
 
 
 async def test_a_placement_too_many_costs_the_others_of_its_batch_nothing(make_settings):
-    from app.handlers.attempts import create_attempts
-    from app.commands.attempts import CreateRequest
-    from app.domain.commands import CreateAttempt
-    from app.domain.errors import TooManyPlacements
-    from app.wiring import open_services
-
     settings = make_settings(LIMITS__MAX_PLACEMENT_CLASSES_PER_KIND=1)
     bodies = [new_attempt(placement={"zone": zone}) for zone in ("a", "a", "b", "a")]
     requests = [CreateRequest(CreateAttempt.model_validate(body), body) for body in bodies]

@@ -25,20 +25,19 @@ def test_the_document_is_valid_openapi_3_1():
 
 
 def test_operation_ids_read_as_a_thing_and_a_verb():
-    things = {"attempts", "runners", "leases", "push", "health", "operations"}
-
     assert len(OPERATIONS) == sum(len(operations) for operations in SPEC["paths"].values())
     for name in OPERATIONS:
         assert re.fullmatch(r"[a-z]+(_[a-z]+)+", name), name
-        assert name.split("_")[0] in things, name
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_says_what_it_does_and_has_a_tag(name):
+def test_an_operation_says_what_it_and_its_parameters_are_for(name):
     _, _, operation = OPERATIONS[name]
 
+    undescribed = [p["name"] for p in operation.get("parameters", []) if "description" not in p]
     assert operation["description"].endswith(".")
     assert operation["tags"]
+    assert not undescribed
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

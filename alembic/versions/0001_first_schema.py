@@ -236,7 +236,7 @@ CREATE TABLE execution_attempts (
     timeout_seconds INTEGER NOT NULL,
     queue_timeout_seconds INTEGER,
     placement JSONB NOT NULL,
-    placement_class_id UUID NOT NULL,
+    placement_class_id UUID,
     concurrency_key TEXT,
     claimable BOOLEAN NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE NOT NULL,
@@ -273,6 +273,7 @@ CREATE TABLE execution_attempts (
     CONSTRAINT execution_attempts_leased_at_check CHECK (leased_at IS NOT NULL OR started_at IS NULL),
     CONSTRAINT execution_attempts_ended_check CHECK (NOT (status IN ('succeeded', 'failed', 'cancelled', 'timed_out', 'lost')) OR (NOT claimable AND limit_at IS NULL)),
     CONSTRAINT execution_attempts_cancelled_is_not_claimable_check CHECK (NOT claimable OR cancel_requested_at IS NULL),
+    CONSTRAINT execution_attempts_placement_class_id_check CHECK ((status IN ('succeeded', 'failed', 'cancelled', 'timed_out', 'lost')) = (placement_class_id IS NULL)),
     CONSTRAINT execution_attempts_placement_class_id_fkey FOREIGN KEY(placement_class_id) REFERENCES placement_classes (id)
 )
  WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02)""",
@@ -285,7 +286,7 @@ CREATE INDEX execution_attempts_created_at_idx ON execution_attempts (created_at
     """\
 CREATE INDEX execution_attempts_limit_at_idx ON execution_attempts (limit_at) WHERE limit_at IS NOT NULL""",
     """\
-CREATE INDEX execution_attempts_live_class_idx ON execution_attempts (placement_class_id) WHERE finished_at IS NULL""",
+CREATE INDEX execution_attempts_live_class_idx ON execution_attempts (placement_class_id) WHERE placement_class_id IS NOT NULL""",
     """\
 CREATE UNIQUE INDEX execution_attempts_one_per_key_idx ON execution_attempts (concurrency_key) WHERE status IN ('leased', 'running') AND concurrency_key IS NOT NULL""",
     """\
@@ -513,14 +514,14 @@ FOR EACH ROW WHEN (OLD.status <> NEW.status
 EXECUTE FUNCTION refuse_move()""",
     """\
 CREATE TRIGGER execution_attempts_immutable
-BEFORE UPDATE OF id, operation_id, plan_id, plan_node_id, node_run_id, requested_by_service, idempotency_key, request_digest, job_type, job_spec_ref, runner_kind, priority, timeout_seconds, queue_timeout_seconds, placement, placement_class_id, concurrency_key, created_at ON execution_attempts
-FOR EACH ROW WHEN (ROW(OLD.id, OLD.operation_id, OLD.plan_id, OLD.plan_node_id, OLD.node_run_id, OLD.requested_by_service, OLD.idempotency_key, OLD.request_digest, OLD.job_type, OLD.job_spec_ref, OLD.runner_kind, OLD.priority, OLD.timeout_seconds, OLD.queue_timeout_seconds, OLD.placement, OLD.placement_class_id, OLD.concurrency_key, OLD.created_at)
-    IS DISTINCT FROM ROW(NEW.id, NEW.operation_id, NEW.plan_id, NEW.plan_node_id, NEW.node_run_id, NEW.requested_by_service, NEW.idempotency_key, NEW.request_digest, NEW.job_type, NEW.job_spec_ref, NEW.runner_kind, NEW.priority, NEW.timeout_seconds, NEW.queue_timeout_seconds, NEW.placement, NEW.placement_class_id, NEW.concurrency_key, NEW.created_at))
+BEFORE UPDATE OF id, operation_id, plan_id, plan_node_id, node_run_id, requested_by_service, idempotency_key, request_digest, job_type, job_spec_ref, runner_kind, priority, timeout_seconds, queue_timeout_seconds, placement, concurrency_key, created_at ON execution_attempts
+FOR EACH ROW WHEN (ROW(OLD.id, OLD.operation_id, OLD.plan_id, OLD.plan_node_id, OLD.node_run_id, OLD.requested_by_service, OLD.idempotency_key, OLD.request_digest, OLD.job_type, OLD.job_spec_ref, OLD.runner_kind, OLD.priority, OLD.timeout_seconds, OLD.queue_timeout_seconds, OLD.placement, OLD.concurrency_key, OLD.created_at)
+    IS DISTINCT FROM ROW(NEW.id, NEW.operation_id, NEW.plan_id, NEW.plan_node_id, NEW.node_run_id, NEW.requested_by_service, NEW.idempotency_key, NEW.request_digest, NEW.job_type, NEW.job_spec_ref, NEW.runner_kind, NEW.priority, NEW.timeout_seconds, NEW.queue_timeout_seconds, NEW.placement, NEW.concurrency_key, NEW.created_at))
 EXECUTE FUNCTION refuse_change()""",
     """\
 CREATE TRIGGER execution_attempts_terminal BEFORE UPDATE ON execution_attempts
-FOR EACH ROW WHEN (OLD.finished_at IS NOT NULL AND ROW(OLD.status, OLD.failure_category, OLD.failure_message, OLD.result, OLD.runner_instance_id, OLD.leased_at, OLD.started_at, OLD.finished_at, OLD.cancel_requested_at, OLD.cancel_reason, OLD.limit_at, OLD.claimable, OLD.last_lease_number, OLD.unstarted_leases, OLD.backoff_runner_id, OLD.backoff_until)
-    IS DISTINCT FROM ROW(NEW.status, NEW.failure_category, NEW.failure_message, NEW.result, NEW.runner_instance_id, NEW.leased_at, NEW.started_at, NEW.finished_at, NEW.cancel_requested_at, NEW.cancel_reason, NEW.limit_at, NEW.claimable, NEW.last_lease_number, NEW.unstarted_leases, NEW.backoff_runner_id, NEW.backoff_until))
+FOR EACH ROW WHEN (OLD.finished_at IS NOT NULL AND ROW(OLD.status, OLD.failure_category, OLD.failure_message, OLD.result, OLD.runner_instance_id, OLD.leased_at, OLD.started_at, OLD.finished_at, OLD.cancel_requested_at, OLD.cancel_reason, OLD.limit_at, OLD.claimable, OLD.placement_class_id, OLD.last_lease_number, OLD.unstarted_leases, OLD.backoff_runner_id, OLD.backoff_until)
+    IS DISTINCT FROM ROW(NEW.status, NEW.failure_category, NEW.failure_message, NEW.result, NEW.runner_instance_id, NEW.leased_at, NEW.started_at, NEW.finished_at, NEW.cancel_requested_at, NEW.cancel_reason, NEW.limit_at, NEW.claimable, NEW.placement_class_id, NEW.last_lease_number, NEW.unstarted_leases, NEW.backoff_runner_id, NEW.backoff_until))
 EXECUTE FUNCTION refuse_change()""",
     """\
 CREATE TRIGGER runner_leases_first_status BEFORE INSERT ON runner_leases

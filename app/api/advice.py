@@ -22,6 +22,7 @@ ADVICE: Mapping[type[ServiceError], str] = {
     e.BodyNotJson: "Send one JSON document in UTF-8.",
     e.BodyTooLarge: "Send less; `limit_bytes` says how much is accepted.",
     e.ContentEncodingUnsupported: "Send the body uncompressed.",
+    e.BatchTooLarge: "Send smaller batches; `limit` says how many items one may hold.",
     e.PageTokenInvalid: "Begin the list again without `page_token`.",
     e.PageTokenMismatch: "Keep all filters while paging, or begin again without `page_token`.",
     e.FilterTooWide: "Narrow the list. It is refused and never answered in part.",
@@ -102,6 +103,6 @@ PLAIN = (
 def reasons() -> list[Reason]:
     """All errors of this service, in the order of their definition."""
     return [
-        Reason(error.reason(), error.sentence(), ADVICE[error], answer)
+        Reason(error.reason(), error.sentence(), ADVICE.get(error, ""), answer)
         for error, answer in ANSWERS.items()
     ]

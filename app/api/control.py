@@ -31,6 +31,7 @@ from app.domain.errors import (
     DatabaseUnavailable,
     FilterTooWide,
     PageTokenInvalid,
+    RequestInvalid,
 )
 from app.domain.lifecycle import LogStream, RunnerKind, Status
 from app.domain.records import Attempt
@@ -90,12 +91,12 @@ async def get_attempt(
 async def list_attempts(
     request: Request,
     status: Status | None = None,
-    job_type: Annotated[str | None, Query(max_length=200)] = None,
+    job_type: Annotated[str | None, Query(pattern=r"^[a-z0-9_.]{1,200}$")] = None,
     runner_kind: RunnerKind | None = None,
     operation_id: UUID | None = None,
     plan_id: UUID | None = None,
     plan_node_id: UUID | None = None,
-    runner_instance_id: Annotated[str | None, Query(max_length=128)] = None,
+    runner_instance_id: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9._-]{1,128}$")] = None,
     created_after: datetime | None = None,
     created_before: datetime | None = None,
     page_size: paging.PageSize = 50,
@@ -116,8 +117,8 @@ async def list_attempts(
         plan_id=plan_id,
         plan_node_id=plan_node_id,
         runner_instance_id=runner_instance_id,
-        created_after=_aware(created_after),
-        created_before=_aware(created_before),
+        created_after=_moment("created_after", created_after),
+        created_before=_moment("created_before", created_before),
     )
     filters = {name: getattr(narrowed, name) for name in listing.Filter.__dataclass_fields__}
     place = _time_place(paging.decode(page_token, filters))
@@ -130,9 +131,14 @@ async def list_attempts(
     return answer(AttemptPage(items=items, next_page_token=token), headers={"Page-Size": str(size)})
 
 
-def _aware(moment: datetime | None) -> datetime | None:
-    """A time without a zone is UTC."""
-    return moment.replace(tzinfo=UTC) if moment and moment.tzinfo is None else moment
+def _moment(name: str, moment: datetime | None) -> datetime | None:
+    """The time in UTC, which one without a zone is taken to be in. Raises RequestInvalid."""
+    if moment is None:
+        return None
+    if not 1970 <= moment.year < 9999:  # noqa: PLR2004 - what every time zone and window can hold
+        fault = {"pointer": f"/query/{name}", "detail": "must lie between the years 1970 and 9998"}
+        raise RequestInvalid([fault])
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def _windowed(narrowed: listing.Filter) -> listing.Filter:

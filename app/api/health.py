@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.api.identity import services_of
 from app.domain.errors import ServiceError
-from app.store import gauges
+from app.store import dead_letters, gauges
 
 router = APIRouter(tags=["health"])
 
@@ -64,6 +64,10 @@ async def metrics(request: Request) -> Response:
     try:
         levels = await services.database.run(gauges.levels)
         gauges.show(services.metrics, levels)
+        letters = await services.database.run(dead_letters.count_open)
+        services.metrics.dead_letters_open.clear()
+        for reason, count in letters.items():
+            services.metrics.dead_letters_open.labels(reason).set(count)
     except ServiceError:
         pass  # the counters are told all the same; the database's absence is a metric elsewhere
     return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)

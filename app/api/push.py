@@ -6,6 +6,7 @@ Pub/Sub ignores it; 204 acknowledges, everything else brings the message back.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,11 +15,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app import failpoints
 from app.api.bodies import read_bytes
-from app.api.deliveries import parse_delivery
-from app.api.dispatch import Dispatcher, Outcome
+from app.api.deliveries import Received, read
+from app.api.dispatch import Dispatcher
 from app.api.identity import authenticate, services_of
+from app.api.outcomes import Outcome
 from app.api.problems import answer_of
+from app.api.traces import form_of
 from app.domain.errors import (
     BodyTooLarge,
     ContentEncodingUnsupported,
@@ -31,6 +35,11 @@ from app.domain.errors import (
 from app.settings import PushSettings
 
 _LOG = structlog.get_logger(__name__)
+_IN_A_THREAD_BYTES = 256 * 1024
+_MAX_DIGITS = 18
+_OUR_WORDS = (EnvelopeInvalid, BodyTooLarge, ContentEncodingUnsupported, Overloaded, Draining)
+"""Refusals that say nothing of the caller's identity."""
+
 router = APIRouter(tags=["push"])
 
 
@@ -105,30 +114,54 @@ async def receive(request: Request) -> Response:
     before, overtaken, or recorded as a dead letter. 503: delivered again.
     """
     try:
-        return await _receive(request)
+        return _answer(request, await _receive(request))
     except ServiceError as error:
-        return _refuse(request, "unknown", error)
+        return _refuse(request, error)
+    except Exception as error:  # noqa: BLE001 - told by its form, never by its words
+        _LOG.error("push.failed", **form_of(error))
+        services_of(request).metrics.pushes.labels("unknown", "error").inc()
+        return Response(status_code=500)
 
 
-async def _receive(request: Request) -> Response:
+async def _receive(request: Request) -> Outcome:
     services = services_of(request)
+    deadline = asyncio.get_running_loop().time() + services.settings.push.handler_timeout_seconds
     identity = await authenticate(request)
     identity.require("pubsub")
+    if failpoints.ARMED:
+        await failpoints.hit("push.after_verify")
     if request.app.state.draining.is_set():
         raise Draining
     limit = services.settings.server.max_body_bytes
-    declared = request.headers.get("content-length", "")
-    expected = min(int(declared), limit) if declared.isdecimal() else limit
     in_flight: InFlight = request.app.state.in_flight
-    with in_flight.admitted(expected):
-        if request.headers.get("content-encoding", "identity") != "identity":
-            raise ContentEncodingUnsupported
-        delivery = parse_delivery(await read_bytes(request, limit))
-        allowed = services.settings.push.subscriptions.get(delivery.subscription)
+    with in_flight.admitted(min(_declared(request, limit), limit)):
+        received = await _read(request, limit, deadline)
+        allowed = services.settings.push.subscriptions.get(received.delivery.subscription)
         if allowed is None:
             raise Forbidden("This subscription is not named in the settings.", cause="subscription")
         dispatcher: Dispatcher = request.app.state.dispatcher
-        return _answer(request, await dispatcher.dispatch(delivery, allowed))
+        return await dispatcher.dispatch(received, allowed, deadline)
+
+
+def _declared(request: Request, limit: int) -> int:
+    """The length that the request declares; one that declares none may be as long as any."""
+    declared = request.headers.get("content-length", "")
+    return int(declared) if declared.isdecimal() and len(declared) <= _MAX_DIGITS else limit
+
+
+async def _read(request: Request, limit: int, deadline: float) -> Received:
+    """The delivery in the body, which must be here within the time that the whole has."""
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ContentEncodingUnsupported
+    keys = services_of(request).keys
+    try:
+        async with asyncio.timeout_at(deadline):
+            body = await read_bytes(request, limit)
+            if len(body) > _IN_A_THREAD_BYTES:
+                return await asyncio.to_thread(read, body, keys)
+    except TimeoutError:
+        raise Overloaded("The body did not arrive in time.") from None
+    return read(body, keys)
 
 
 def _answer(request: Request, outcome: Outcome) -> Response:
@@ -141,13 +174,15 @@ def _answer(request: Request, outcome: Outcome) -> Response:
     return Response(status_code=answer.status if outcome.word == "poison" else 503)
 
 
-def _refuse(request: Request, handler: str, error: ServiceError) -> Response:
+def _refuse(request: Request, error: ServiceError) -> Response:
     """An error before there was a message to settle. Which cause stays in logs and metrics."""
     answer = answer_of(error)
-    known = (EnvelopeInvalid, BodyTooLarge, ContentEncodingUnsupported, Overloaded, Draining)
-    word = error.reason() if isinstance(error, known) else "refused"
-    services_of(request).metrics.pushes.labels(handler, word).inc()
-    _LOG.warning("push.refused", reason=error.reason(), cause=getattr(error, "cause", None))
+    known = isinstance(error, _OUR_WORDS)
+    word = error.reason() if known else "refused"
+    services_of(request).metrics.pushes.labels("unknown", word).inc()
+    cause = getattr(error, "cause", None) or error.context.get("cause")
+    detail = error.detail if known else None
+    _LOG.warning("push.refused", reason=error.reason(), cause=cause, detail=detail)
     response = Response(status_code=answer.status)
     if answer.status == 401:  # noqa: PLR2004 - RFC 6750
         sent = getattr(error, "token_sent", False)

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from app.domain.commands import CancelAttempt
 from app.domain.errors import AlreadyTerminal, AttemptNotFound, ServiceError
-from app.domain.lifecycle import Status, is_terminal
+from app.domain.lifecycle import FailureCategory, Status, is_terminal
 from app.domain.records import Attempt
 from app.store import attempts, cancels, ends
 from app.store.database import Connection
@@ -49,9 +49,17 @@ async def cancel(
 def _outcome(found: Attempt | None, end: End | None) -> Cancellation | ServiceError:
     if found is None:
         return AttemptNotFound()
-    if end is None and is_terminal(found.status) and found.status is not Status.CANCELLED:
+    if end is None and is_terminal(found.status) and not _ended_by_cancel(found):
         return AlreadyTerminal(attempt={"id": str(found.id), "status": found.status.value})
     return Cancellation(found, () if end is None else (end,))
+
+
+def _ended_by_cancel(found: Attempt) -> bool:
+    """Also one that no runner held when it was cancelled: the repeat of that call is answered alike."""
+    return (
+        found.status in {Status.CANCELLED, Status.LOST}
+        and found.failure_category is FailureCategory.CANCELLED
+    )
 
 
 async def cancel_operation(

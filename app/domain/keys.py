@@ -44,10 +44,12 @@ class KeyRing:
     def matches(self, stored: str, purpose: str, value: Any) -> bool:
         """Whether `stored` is the digest of `value`, under the key that it names.
 
-        Raises KeyRetired when that key has left the settings.
+        False when that key has left the settings: then nothing can be shown to be the same.
         """
         key_id = stored.split(":", 2)[1]
-        return hmac.compare_digest(stored, self.digest(purpose, value, key_id))
+        return key_id in self.secrets and hmac.compare_digest(
+            stored, self.digest(purpose, value, key_id)
+        )
 
     def digests(self, purpose: str, value: Any) -> tuple[str, ...]:
         """The digest under every key, the current one first: a look-up survives a rotation."""
@@ -59,8 +61,13 @@ class KeyRing:
         return f"{_VERSION}:{self.current}:{self.mac(purpose, message).hex()}"
 
     def mac_matches(self, stored: str, purpose: str, message: bytes) -> bool:
-        """Whether `stored` is the `mac_text` of these bytes, under the key that it names."""
+        """Whether `stored` is the `mac_text` of these bytes, under the key that it names.
+
+        False when that key has left the settings.
+        """
         key_id = stored.split(":", 2)[1]
+        if key_id not in self.secrets:
+            return False
         expected = f"{_VERSION}:{key_id}:{self.mac(purpose, message, key_id).hex()}"
         return hmac.compare_digest(stored, expected)
 

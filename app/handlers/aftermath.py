@@ -25,7 +25,7 @@ async def tell(services: Services, ended: Iterable[End]) -> None:
         consequence = "continues" if end.continues else end.status.value
         services.metrics.leases_ended.labels(end.lease_word or "none", consequence).inc()
         services.signals.wake(signals.attempt(end.attempt_id))
-        if end.continues:
+        if end.continues and end.placement_class_id is not None:
             services.signals.wake_for_work(end.runner_kind, end.placement_class_id)
         if end.concurrency_key is not None:
             keys.add(end.concurrency_key)

@@ -1,8 +1,9 @@
 """The explicit list of what an envelope's `to` may name.
 
 A handler is one function: `@registry.handler("name", Model)`. Its context has the services, the
-envelope and, unless it is idempotent by a key of its own, the transaction in which its effects and
-the note that the message is done commit together.
+envelope, a logger and a span that carry the envelope's id and, unless the handler is idempotent by
+a key of its own, the transaction in which its effects, its state documents and the note that the
+message is done commit together.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
+from opentelemetry.trace import INVALID_SPAN, Span
 from structlog.typing import FilteringBoundLogger
 
 from app.domain.commands import Command
 from app.domain.envelope import Envelope
+from app.handlers.states import StateDocuments
 from app.services import Services
 from app.store.database import Connection
 
@@ -33,8 +36,23 @@ class Context:
     """The envelope's data after `prepare`, before defaults: what digests are made of."""
     published_at: datetime | None
     logger: FilteringBoundLogger
+    """Bound to the envelope's id."""
     connection: Connection | None
     """The open transaction; None for a handler that is idempotent by a key of its own."""
+    span: Span = INVALID_SPAN
+    """The span of this message; its parent is the one that the publisher named."""
+
+    @property
+    def transaction(self) -> Connection:
+        """The open transaction. RuntimeError in a handler that has none."""
+        if self.connection is None:
+            raise RuntimeError("a handler that is idempotent by its own key has no transaction")
+        return self.connection
+
+    @property
+    def state(self) -> StateDocuments:
+        """The state documents, within the transaction. RuntimeError in a handler without one."""
+        return StateDocuments(self.transaction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +64,11 @@ class Handler:
     run: Callable[[Context, Any], Awaitable[None]]
     idempotent_by: str | None
     prepare: Prepare | None = None
+
+    @property
+    def under_lease(self) -> bool:
+        """Whether its data carries the proof of a lease."""
+        return "lease_token" in self.model.model_fields
 
 
 class Registry:
@@ -60,7 +83,11 @@ class Registry:
     ) -> Callable[
         [Callable[[Context, C], Awaitable[None]]], Callable[[Context, C], Awaitable[None]]
     ]:
-        """Register a function under a name that is not taken yet."""
+        """Register a function under a name that is not taken yet.
+
+        `idempotent_by` names the key in its data by which a repeat has no second effect. Such a
+        handler makes its own transactions and no note that the message is done.
+        """
 
         def register(
             function: Callable[[Context, C], Awaitable[None]],

@@ -14,6 +14,8 @@ import structlog
 
 from app.domain.errors import ServiceError
 from app.loops.end_due import EndDue
+from app.loops.forget_classes import ForgetClasses
+from app.loops.forget_messages import ForgetMessages
 from app.loops.keep_keys import KeepKeys
 from app.loops.leader import RENEW_SECONDS, Leader
 from app.loops.loop import Loop
@@ -30,7 +32,9 @@ def loops_of(role: str) -> list[Loop]:
     """The loops that a process of this role runs."""
     ticking: list[Loop] = [Tick()] if role in {"api", "all"} else []
     sweeping: list[Loop] = (
-        [EndDue(), KeepKeys(), MakePartitions()] if role in {"scheduler", "all"} else []
+        [EndDue(), KeepKeys(), MakePartitions(), ForgetClasses(), ForgetMessages()]
+        if role in {"scheduler", "all"}
+        else []
     )
     return ticking + sweeping
 

@@ -6,6 +6,7 @@ decided here and nowhere else:
 
 - refused or lost before COMMIT was sent: nothing happened (DatabaseUnavailable, or the error);
 - deadlock or serialisation failure: run again, three times, with jitter;
+- a placement class vanished under a creation: run again, which makes it anew;
 - a partition is missing: it is made in a transaction of its own, then the whole is run once more;
 - no answer after COMMIT was sent: OutcomeUnknown. It is never run again by us; the repeat settles.
 """
@@ -33,6 +34,7 @@ else:
 
 T = TypeVar("T")
 
+CLASS_OF_ATTEMPT = "execution_attempts_placement_class_id_fkey"
 _TRIES = 3
 _RETRY = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 _LOST = (
@@ -76,6 +78,10 @@ class Database:
                 if attempt > _TRIES:
                     raise DatabaseUnavailable from None
                 await asyncio.sleep(random.uniform(0.005, 0.05) * attempt)  # noqa: S311
+            except asyncpg.ForeignKeyViolationError as error:
+                # Its placement class was removed in the same moment: the next try makes it anew.
+                if error.constraint_name != CLASS_OF_ATTEMPT or attempt > _TRIES:
+                    raise
             except asyncpg.CheckViolationError as error:
                 if mended or not partitions.is_missing(error):
                     raise

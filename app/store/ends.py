@@ -52,7 +52,7 @@ class End:
     continues: bool
     concurrency_key: str | None
     runner_kind: str
-    placement_class_id: UUID
+    placement_class_id: UUID | None
     lease_id: UUID | None
     lease_word: str | None
     runner_instance_id: str | None
@@ -159,6 +159,7 @@ WITH seen AS (
         stop_confirmed = CASE WHEN d.ends_as IS NOT NULL
             THEN a.unconfirmed_leases + d.without_word = 0 END,
         claimable = d.ends_as IS NULL,
+        placement_class_id = CASE WHEN d.ends_as IS NULL THEN a.placement_class_id END,
         unstarted_leases = d.unstarted,
         backoff_runner_id = CASE WHEN d.unstarted = d.unstarted_leases THEN a.backoff_runner_id
             WHEN d.unstarted < 4 THEN d.runner_instance_id END,

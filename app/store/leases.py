@@ -291,6 +291,7 @@ WITH input AS (
     UPDATE execution_attempts a SET status = f.outcome, failure_category = f.category,
         failure_message = f.message, result = f.result::jsonb, finished_at = f.released_at,
         stop_confirmed = a.unconfirmed_leases = 0, claimable = false, limit_at = NULL,
+        placement_class_id = NULL,
         last_event_number = a.last_event_number + 1, last_event_at = f.released_at,
         last_feed_epoch = current_feed_epoch(),
         last_feed_xid = feed_xid_after(a.last_feed_epoch, a.last_feed_xid)

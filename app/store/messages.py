@@ -1,4 +1,8 @@
-"""Statements on pushed messages: which are done, which failed, which died, which are dead."""
+"""Statements on pushed messages: which are done, which failed, which died, which are old.
+
+A message is known by its digests, one for each server key, the current key's first. Rows are
+written under the first and found under any.
+"""
 
 from __future__ import annotations
 
@@ -8,49 +12,6 @@ from datetime import timedelta
 from uuid import UUID
 
 from app.store.database import Connection
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What is known of a message before it is worked on."""
-
-    processed: bool
-    deaths: int
-    abandoned: bool
-    """Another process marked it as being worked on and did not come back in time."""
-
-
-_FIND_HISTORY = """
--- messages.find_history
-SELECT EXISTS (SELECT FROM processed_messages p WHERE p.message_digest = ANY($1::text[])) AS done,
-    coalesce(max(f.deaths), 0) AS deaths,
-    coalesce(bool_or(f.working_process <> $2
-        AND f.working_since < clock_now() - $3::interval), false) AS abandoned
-FROM message_failures f WHERE f.message_digest = ANY($1::text[])
-"""
-
-
-async def find_history(
-    conn: Connection, digests: Sequence[str], process_id: UUID, patience: timedelta
-) -> History:
-    """What is known of the message with these digests (one for each server key)."""
-    row = await conn.fetchrow(_FIND_HISTORY, list(digests), process_id, patience)
-    assert row is not None  # noqa: S101 - an aggregate always has a row
-    return History(row["done"], row["deaths"], row["abandoned"])
-
-
-_TRY_LOCK = """
--- messages.try_lock
-SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))
-"""
-
-_MARK_PROCESSED = """
--- messages.mark_processed_once
-INSERT INTO processed_messages (message_digest, handler, envelope_id, message_id, processed_at)
-SELECT $1, $2, $3, $4, clock_fact()
-WHERE NOT EXISTS (SELECT FROM processed_messages WHERE message_digest = ANY($5::text[]))
-ON CONFLICT (message_digest) DO NOTHING RETURNING message_digest
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +26,68 @@ class Message:
     subscription: str
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is known of a message before it is worked on."""
+
+    processed: bool
+    noted: bool
+    """It failed, died or is being worked on: there is a row to remove once it is done."""
+    deaths: int
+    abandoned: bool
+    """Another process marked it as being worked on and did not come back in time."""
+
+
+_FIND_HISTORY = """
+-- messages.find_history
+SELECT EXISTS (SELECT FROM processed_messages p WHERE p.message_digest = ANY($1::text[])) AS done,
+    count(*) > 0 AS noted,
+    coalesce(max(f.deaths), 0) AS deaths,
+    coalesce(bool_or(f.working_process <> $2
+        AND f.working_since < clock_now() - $3::interval), false) AS abandoned
+FROM message_failures f WHERE f.message_digest = ANY($1::text[])
+"""
+
+
+async def find_history(
+    conn: Connection, digests: Sequence[str], process_id: UUID, patience: timedelta
+) -> History:
+    """What is known of the message with these digests (one for each server key)."""
+    row = await conn.fetchrow(_FIND_HISTORY, list(digests), process_id, patience)
+    assert row is not None  # noqa: S101 - an aggregate always has a row
+    return History(row["done"], row["noted"], row["deaths"], row["abandoned"])
+
+
+# One lock a digest, so that instances with different current keys exclude each other as well.
+# bool_and looks at every row, and the order lets of two at once one gain all.
+_TRY_LOCK = """
+-- messages.try_lock
+SELECT bool_and(pg_try_advisory_xact_lock(hashtextextended(d.digest, 0)))
+FROM (SELECT digest FROM unnest($1::text[]) AS digest ORDER BY digest) d
+"""
+
+_IS_PROCESSED = """
+-- messages.is_processed
+SELECT EXISTS (SELECT FROM processed_messages WHERE message_digest = ANY($1::text[]))
+"""
+
+_MARK_PROCESSED = """
+-- messages.mark_processed_once
+INSERT INTO processed_messages (message_digest, handler, envelope_id, message_id, processed_at)
+SELECT $1, $2, $3, $4, clock_fact()
+WHERE NOT EXISTS (SELECT FROM processed_messages WHERE message_digest = ANY($5::text[]))
+ON CONFLICT (message_digest) DO NOTHING RETURNING message_digest
+"""
+
+
 async def try_lock(conn: Connection, message: Message) -> bool:
     """Lock the message until the transaction ends; False: somebody is working on it."""
-    return bool(await conn.fetchval(_TRY_LOCK, message.digest))
+    return bool(await conn.fetchval(_TRY_LOCK, list(message.digests)))
+
+
+async def is_processed(conn: Connection, message: Message) -> bool:
+    """Whether the message is noted as done. Certain only under its lock."""
+    return bool(await conn.fetchval(_IS_PROCESSED, list(message.digests)))
 
 
 async def mark_processed_once(conn: Connection, message: Message) -> bool:
@@ -102,6 +122,17 @@ async def count_failure(conn: Connection, message: Message, reason: str) -> tupl
     return row["failures"], row["lasting"]
 
 
+_FORGET_FAILURES = """
+-- messages.forget_failures
+DELETE FROM message_failures WHERE message_digest = ANY($1::text[])
+"""
+
+
+async def forget_failures(conn: Connection, message: Message) -> None:
+    """The message is done, or dead: how often it had failed matters no more."""
+    await conn.execute(_FORGET_FAILURES, list(message.digests))
+
+
 _MARK_WORKING = """
 -- messages.mark_working
 INSERT INTO message_failures AS f (message_digest, handler, working_process, working_since)
@@ -111,8 +142,12 @@ ON CONFLICT (message_digest) DO UPDATE SET working_process = $3, working_since =
 
 _CLEAR_WORKING = """
 -- messages.clear_working
+WITH clean AS (
+    DELETE FROM message_failures
+    WHERE message_digest = $1 AND working_process = $2 AND failures = 0 AND deaths = 0
+)
 UPDATE message_failures SET working_process = NULL, working_since = NULL
-WHERE message_digest = $1 AND working_process = $2
+WHERE message_digest = $1 AND working_process = $2 AND failures + deaths > 0
 """
 
 _COUNT_DEATH = """
@@ -143,51 +178,27 @@ async def count_death(
     return int(deaths or 0)
 
 
-_RECORD_DEAD = """
--- messages.record_dead_letter
-WITH buried AS (
-    INSERT INTO dead_letters AS d (id, message_digest, reason, detail, subscription, message_id,
-        envelope_id, handler, payload, payload_bytes, redrivable, failures, first_at, last_at)
-    SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9::jsonb, $10, $11, $12,
-        coalesce((SELECT first_failed_at FROM message_failures WHERE message_digest = $2),
-            clock_fact()), clock_fact()
-    ON CONFLICT (message_digest) DO UPDATE SET deliveries = d.deliveries + 1,
-        last_at = clock_fact(), message_id = $6
-), forgotten AS (
-    DELETE FROM message_failures WHERE message_digest = $2
-)
-SELECT
+_REMOVE_PROCESSED = """
+-- messages.remove_processed
+DELETE FROM processed_messages WHERE message_digest IN (
+    SELECT message_digest FROM processed_messages WHERE processed_at < clock_now() - $1::interval
+    ORDER BY processed_at LIMIT $2 FOR UPDATE SKIP LOCKED)
+"""
+
+_REMOVE_FAILURES = """
+-- messages.remove_failures
+DELETE FROM message_failures WHERE message_digest IN (
+    SELECT message_digest FROM message_failures
+    WHERE greatest(last_failed_at, working_since) < clock_now() - $1::interval
+    LIMIT $2 FOR UPDATE SKIP LOCKED)
 """
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A message that can never be processed; `payload` is a JSON text without any secret."""
-
-    id: UUID
-    message: Message
-    reason: str
-    detail: str
-    payload: str | None
-    payload_bytes: int
-    redrivable: bool
-    failures: int
+async def remove_processed(conn: Connection, age: timedelta, limit: int) -> int:
+    """Forget at most `limit` messages that were done so long ago; return how many."""
+    return int((await conn.execute(_REMOVE_PROCESSED, age, limit)).split()[-1])
 
 
-async def record_dead_letter(conn: Connection, letter: DeadLetter) -> None:
-    """Record the letter; one that arrives again is counted on the same row."""
-    await conn.execute(
-        _RECORD_DEAD,
-        letter.id,
-        letter.message.digest,
-        letter.reason,
-        letter.detail,
-        letter.message.subscription,
-        letter.message.message_id,
-        letter.message.envelope_id,
-        letter.message.handler,
-        letter.payload,
-        letter.payload_bytes,
-        letter.redrivable,
-        letter.failures,
-    )
+async def remove_failures(conn: Connection, age: timedelta, limit: int) -> int:
+    """Forget at most `limit` messages that have not failed for so long; return how many."""
+    return int((await conn.execute(_REMOVE_FAILURES, age, limit)).split()[-1])

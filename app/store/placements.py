@@ -21,7 +21,7 @@ class Waiting:
     runner_kind: str
     job_type: str
     placement: str
-    placement_class_id: UUID
+    placement_class_id: UUID | None
     concurrency_key: str | None
     claimable: bool
     priority: int

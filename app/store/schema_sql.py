@@ -27,7 +27,6 @@ IMMUTABLE_COLUMNS = (
     "timeout_seconds",
     "queue_timeout_seconds",
     "placement",
-    "placement_class_id",
     "concurrency_key",
     "created_at",
 )
@@ -45,6 +44,7 @@ FROZEN_AT_THE_END = (
     "cancel_reason",
     "limit_at",
     "claimable",
+    "placement_class_id",
     "last_lease_number",
     "unstarted_leases",
     "backoff_runner_id",

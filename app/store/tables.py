@@ -130,7 +130,7 @@ execution_attempts = sa.Table(
     _int("timeout_seconds"),
     _int("queue_timeout_seconds", null=True),
     _json("placement"),
-    sa.Column("placement_class_id", UUID, sa.ForeignKey("placement_classes.id"), nullable=False),
+    sa.Column("placement_class_id", UUID, sa.ForeignKey("placement_classes.id"), nullable=True),
     _text("concurrency_key", null=True),
     _flag("claimable"),
     _at("created_at", null=False),
@@ -178,6 +178,8 @@ execution_attempts = sa.Table(
     sa.CheckConstraint(
         "NOT claimable OR cancel_requested_at IS NULL", name="cancelled_is_not_claimable"
     ),
+    # A class may go when no open attempt names it, so an ended one names none.
+    sa.CheckConstraint(f"({_TERMINAL}) = (placement_class_id IS NULL)", name="placement_class_id"),
     sa.Index(None, "operation_id", "plan_node_id", "created_at"),
     sa.Index(None, "status", "priority", "created_at"),
     sa.Index("execution_attempts_created_at_idx", "created_at", "id"),
@@ -216,7 +218,7 @@ execution_attempts = sa.Table(
     sa.Index(
         "execution_attempts_live_class_idx",
         "placement_class_id",
-        postgresql_where=sa.text("finished_at IS NULL"),
+        postgresql_where=sa.text("placement_class_id IS NOT NULL"),
     ),
     **_with(fillfactor=85, autovacuum_vacuum_scale_factor=0.02),
 )

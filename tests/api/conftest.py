@@ -6,6 +6,7 @@ A test that needs other settings, or a second instance, opens one with `open_ins
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 
+import asyncpg
 import httpx
 import pytest
 import structlog
@@ -57,3 +58,12 @@ def quiet() -> Iterator[None]:
     )
     yield
     structlog.configure(**before)
+
+
+async def end_lease(sql: asyncpg.Connection, lease_id: str, status: str) -> None:
+    """End a lease by hand; what follows for its attempt is decided elsewhere."""
+    await sql.execute(
+        "UPDATE runner_leases SET status = $2, released_at = clock_fact() WHERE id = $1",
+        lease_id,
+        status,
+    )

@@ -1,0 +1,80 @@
+"""Audits a database: runs the checks in one read-only snapshot and returns what breaks them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import asyncpg
+from pydantic_settings import EnvSettingsSource
+
+from app.settings import PREFIX, LeaseSettings, Settings
+from app.store.audit import CHECKS, Check
+from app.store.database import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The settings that some checks depend on."""
+
+    lease_time: timedelta
+    log_grace: timedelta
+    key_hold: timedelta
+    max_started_leases: int
+
+    @classmethod
+    def of(cls, settings: LeaseSettings) -> Terms:
+        """The terms that the settings give."""
+        return cls(
+            timedelta(seconds=settings.lease_seconds),
+            timedelta(seconds=settings.log_grace_seconds),
+            timedelta(seconds=settings.key_hold_seconds),
+            settings.max_started_leases,
+        )
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Terms:
+        """The terms that the service's environment gives; the other settings may be missing."""
+        reader = EnvSettingsSource(Settings)
+        reader.env_vars = {k.lower(): v for k, v in environ.items() if k.startswith(PREFIX)}
+        return cls.of(LeaseSettings(**reader().get("leases", {})))
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One thing that should not be."""
+
+    subject: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A check and what breaks it, at most as many as were asked for."""
+
+    check: Check
+    violations: tuple[Violation, ...]
+
+
+async def run_checks(
+    conn: Connection, terms: Terms, *, checks: Sequence[Check] = CHECKS, limit: int = 20
+) -> list[Finding]:
+    """Run the checks; one finding each, in their order, with at most `limit` violations."""
+    findings = []
+    for check in checks:
+        values = [getattr(terms, name) for name in check.needs]
+        rows = await conn.fetch(check.statement, limit, *values)
+        violations = tuple(Violation(row["subject"], row["detail"]) for row in rows)
+        findings.append(Finding(check, violations))
+    return findings
+
+
+async def audit(dsn: str, terms: Terms, *, limit: int = 20) -> list[Finding]:
+    """Run all checks on a database, in one read-only snapshot of it."""
+    conn = await asyncpg.connect(dsn, statement_cache_size=0)
+    try:
+        async with conn.transaction(isolation="repeatable_read", readonly=True):
+            return await run_checks(conn, terms, limit=limit)
+    finally:
+        await conn.close()

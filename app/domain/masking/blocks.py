@@ -1,0 +1,115 @@
+"""Secrets that take several lines: private keys and the block values of YAML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from app.domain.masking import names, values
+from app.domain.masking.marks import Found, mark_lines
+
+KEY_BEGIN = rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+KEY_END = rb"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+WINDOW = 32 * 1024
+"""How far the end of a block is looked for. Until so much has come, nothing is decided."""
+
+_LINE = re.compile(rb"([^\r\n]*)(?:\r\n|[\r\n])?")
+_KEY_TEXT = re.compile(rb"[A-Za-z0-9+/=]{40}")
+_HEADER = re.compile(
+    rb"[ \t]*(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset|X-[\w\-]{1,30}): "
+)
+_LAST = re.compile(rb"[ \t]*[A-Za-z0-9+/]{1,76}={0,2}[ \t]*")
+
+
+def mark_keys(
+    found: Found, data: bytes, begins: list[tuple[int, int]], ends: list[tuple[int, int]]
+) -> None:
+    """Mark the private keys between these first and last lines (each a start and an end).
+
+    A first line without its last, within the window and before the next key begins, hides only
+    what looks like the text of a key: a sentence about a missing key must not swallow the log.
+    """
+    later = iter(ends)
+    last = next(later, None)
+    for number, (start, end) in enumerate(begins):
+        following = begins[number + 1][0] if number + 1 < len(begins) else None
+        limit = min(start + WINDOW, len(data) if following is None else following)
+        while last is not None and last[0] < end:
+            last = next(later, None)
+        if last is not None and last[1] <= limit:
+            found.marks += mark_lines(start, last[1], data, start, "private_key")
+            continue
+        if following is None and limit == len(data):
+            found.open.append(start)
+        stop = _orphan(data, end, limit)
+        if stop > end:
+            found.marks += mark_lines(start, stop, data, start, "private_key")
+
+
+def _orphan(data: bytes, at: int, limit: int) -> int:
+    """Where the lines end, from the first one on, that look like the text of a key."""
+    stop, last = at, at
+    for line in _LINE.finditer(data, at, limit):
+        text = line[1]
+        if _KEY_TEXT.search(text):
+            stop = last = line.end(1)
+        elif _HEADER.match(text) or (last == stop > at and text and _LAST.fullmatch(text)):
+            stop = line.end(1)
+        elif text.strip() and line.start() > at:
+            break
+    return stop if last > at else at
+
+
+_BLOCK = re.compile(rb"[ \t]{0,8}[|>][+\-]?\d?[+\-]?[ \t]{0,64}(?:\r\n|[\r\n])")
+_INDENT = re.compile(rb"[ ]*(?:- )*")
+
+
+def mark_yaml(found: Found, data: bytes, start: int, end: int) -> int:
+    """Mark the indented lines after `password: |`. Returns up to where it has looked."""
+    head = _BLOCK.match(data, end)
+    line = values.line_start(data, start, 512)
+    indent = _INDENT.match(data, line)
+    name = data[indent.end() if indent else start : end].rstrip(b" \t:").strip(b"\"'")
+    if head is None or not names.is_secret(name.decode("ascii", "replace")):
+        return end
+    stop, done = head.end(), False
+    depth = len(indent[0]) if indent else 0
+    for text in _lines(data, head.end(), min(len(data), head.end() + WINDOW)):
+        if text[1].strip() and len(text[1]) - len(text[1].lstrip(b" ")) <= depth:
+            done = True
+            break
+        stop = text.end()
+    found.marks += mark_lines(head.end(), stop, data, line, "assignment")
+    if not done and stop >= len(data):
+        found.open.append(line)
+    return stop
+
+
+def _lines(data: bytes, start: int, end: int) -> Iterator[re.Match[bytes]]:
+    return (line for line in _LINE.finditer(data, start, end) if line.start() < end)
+
+
+_ENCODED_LINE = re.compile(rb"([ \t]*)([A-Za-z0-9+/_\-]{60,120})(={0,2})[ \t]*")
+
+
+def encoded_line(line: bytes) -> tuple[int, int] | None:
+    """The indentation and width of a line that is base64 and nothing else; None for others."""
+    found = _ENCODED_LINE.fullmatch(line) if len(line) <= 256 else None  # noqa: PLR2004 - a bound
+    return (len(found[1]), len(found[2])) if found else None
+
+
+def encoded_block(data: bytes, at: int, most: int) -> int:
+    """Where the block of equally wide base64 lines begins that may go on at `at`; else `at`."""
+    width, start = None, at
+    while start > max(0, at - most):
+        end = start - 1
+        if data[end : end + 1] == b"\n" and data[end - 1 : end] == b"\r":
+            end -= 1
+        line = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, end)) + 1
+        found = encoded_line(data[line:end])
+        if found is None or (width is not None and found != width):
+            break
+        if data[end - 1 : end] == b"=":
+            break
+        width, start = found, line
+    return start

@@ -1,0 +1,226 @@
+"""Views of a text in which encoded secrets stand in the clear, and the way back from them."""
+
+from __future__ import annotations
+
+import binascii
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+
+from app.domain.masking import values
+from app.domain.masking.blocks import encoded_line
+
+BEFORE, AFTER = 512, 8 * 1024
+
+
+class View:
+    """A decoded text that knows where each of its bytes came from."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+    def start(self, at: int) -> int:
+        """Where the byte `at` came from."""
+        raise NotImplementedError
+
+    def end(self, at: int) -> int:
+        """Where that ended which the text up to `at` came from."""
+        raise NotImplementedError
+
+
+class _Replaced(View):
+    """Pieces of a text were replaced by shorter ones; `removed`: by nothing."""
+
+    def __init__(self, text: bytes, ours: list[int], theirs: list[int], *, removed: bool) -> None:
+        super().__init__(text)
+        self._ours, self._theirs, self._removed = ours, theirs, removed
+
+    def start(self, at: int) -> int:
+        place = bisect_right(self._ours, at) - 1
+        return self._theirs[place] + at - self._ours[place]
+
+    def end(self, at: int) -> int:
+        if not self._removed:
+            return self.start(at)
+        place = max(bisect_left(self._ours, at) - 1, 0)
+        return self._theirs[place] + at - self._ours[place]
+
+
+def _replace(
+    data: bytes,
+    start: int,
+    end: int,
+    pattern: re.Pattern[bytes],
+    become: Callable[[re.Match[bytes]], bytes],
+    *,
+    removed: bool = False,
+) -> View | None:
+    """The view of a range in which each match has become something else; None without a match."""
+    pieces: list[bytes] = []
+    ours, theirs = [0], [start]
+    size, at = 0, start
+    for found in pattern.finditer(data, start, end):
+        piece = become(found)
+        pieces += (data[at : found.start()], piece)
+        size += found.start() - at + len(piece)
+        at = found.end()
+        ours.append(size)
+        theirs.append(at)
+    if at == start and len(ours) == 1:
+        return None
+    pieces.append(data[at:end])
+    return _Replaced(b"".join(pieces), ours, theirs, removed=removed)
+
+
+_COLOURS = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\r\n]*(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>78cM])"
+)
+
+
+def without_colours(data: bytes) -> View | None:
+    """The text without the control sequences of terminals; None if there are none."""
+    if b"\x1b" not in data:
+        return None
+    return _replace(data, 0, len(data), _COLOURS, lambda _: b"", removed=True)
+
+
+PERCENT = rb"%(?:25)?(?:3d|3a|22|27|2f|40|2b|5f)"
+UNICODE = rb"\\u00(?:22|26|27|2b|2f|3a|3c|3d|3e|40|5f)"
+_PERCENT = re.compile(rb"%([0-9A-Fa-f]{2})")
+_PERCENT_OR_PLUS = re.compile(rb"%([0-9A-Fa-f]{2})|\+")
+_UNICODE = re.compile(rb"\\u00([0-7][0-9A-Fa-f])")
+
+
+def window(data: bytes, start: int, end: int) -> tuple[int, int]:
+    """The piece of the line around a hit that is decoded at once."""
+    return (
+        values.line_start(data, start, BEFORE),
+        min(values.line_end(data, end), end + AFTER),
+    )
+
+
+def from_percent(data: bytes, start: int, end: int) -> Iterator[View]:
+    """The views of a URL-encoded piece: as it is, and with each plus as a blank."""
+    view = _replace(data, start, end, _PERCENT, _from_hex)
+    if view is not None:
+        yield view
+        if b"+" in data[start:end]:
+            spaced = _replace(data, start, end, _PERCENT_OR_PLUS, _from_hex)
+            if spaced is not None:
+                yield spaced
+
+
+def from_unicode(data: bytes, start: int, end: int) -> Iterator[View]:
+    r"""The view of a piece in which characters are written as `\u0022`."""
+    view = _replace(data, start, end, _UNICODE, _from_hex)
+    if view is not None:
+        yield view
+
+
+def _from_hex(found: re.Match[bytes]) -> bytes:
+    return bytes((int(found[1], 16),)) if found[1] else b" "
+
+
+_ALPHABET = rb"A-Za-z0-9+/_\-"
+_RUN = re.compile(rb"[%b]{0,65536}={0,2}" % _ALPHABET)
+_LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_"
+_TO_STANDARD = bytes.maketrans(b"-_", b"+/")
+_BASE64_BEFORE = 768
+_BLOCK_BEFORE, _BLOCK_AFTER = 16, 1024  # lines
+
+
+class _Base64(View):
+    """Decoded base64; `places` says where the pieces of the encoded text stand."""
+
+    def __init__(self, text: bytes, ours: list[int], theirs: list[int], *, size: int) -> None:
+        super().__init__(text)
+        self._ours, self._theirs, self._size = ours, theirs, size
+
+    def _place(self, at: int) -> int:
+        place = bisect_right(self._ours, at) - 1
+        return self._theirs[place] + at - self._ours[place]
+
+    def start(self, at: int) -> int:
+        return self._place(at // 3 * 4)
+
+    def end(self, at: int) -> int:
+        return self._place(min(-(-at // 3) * 4, self._size) - 1) + 1
+
+
+def from_base64(data: bytes, start: int, phase: int) -> tuple[View | None, int]:
+    """The view of the run of base64 around a hit, and up to where it reaches.
+
+    `start` is where the hit begins, `phase` the place of its first character within its group of
+    four. A run that goes on over equally wide lines is read as one.
+    """
+    lines = _wrapped(data, start)
+    if len(lines) > 1:
+        joined = b"".join(data[first:last] for first, last in lines)
+        ours, theirs = [], []
+        size = 0
+        for first, last in lines:
+            ours.append(size)
+            theirs.append(first)
+            size += last - first
+        return _decode(joined, ours, theirs), lines[-1][1]
+    head = data[max(0, start - _BASE64_BEFORE) : start]
+    first = start - (len(head) - len(head.rstrip(_LETTERS)))
+    first += (start - phase - first) % 4
+    run = _RUN.match(data, first)
+    last = run.end() if run else first
+    return _decode(data[first:last], [0], [first]), last
+
+
+def _decode(text: bytes, ours: list[int], theirs: list[int]) -> View | None:
+    padded = text.translate(_TO_STANDARD)
+    bare = padded.rstrip(b"=")
+    if len(bare) % 4 == 1:
+        bare = bare[:-1]
+    try:
+        plain = binascii.a2b_base64(bare + b"=" * (-len(bare) % 4))
+    except binascii.Error:
+        return None
+    return _Base64(plain, ours, theirs, size=len(text))
+
+
+def _wrapped(data: bytes, at: int) -> list[tuple[int, int]]:
+    """The base64 of each line of the block of equally wide lines that holds `at`."""
+    start = values.line_start(data, at, 256)
+    form = encoded_line(data[start : values.line_end(data, at)])
+    if form is None:
+        return []
+    indent, width = form
+    lines = [(start + indent, start + indent + width)]
+    for _ in range(_BLOCK_BEFORE):
+        end = start - 1 if data[start - 2 : start] != b"\r\n" else start - 2
+        if end <= 0 or encoded_line(data[end - indent - width : end]) != form:
+            break
+        start = end - indent - width
+        if start > 0 and data[start - 1 : start] not in {b"\n", b"\r"}:
+            break
+        lines.insert(0, (start + indent, end))
+    end = lines[-1][1]
+    for _ in range(_BLOCK_AFTER):
+        following = re.compile(
+            rb"(?:\r\n|[\r\n])[ \t]{%d}([%b]{1,%d}={0,2})(?=[\r\n]|\Z)" % (indent, _ALPHABET, width)
+        ).match(data, end)
+        if following is None:
+            break
+        lines.append(following.span(1))
+        end = following.end()
+        if end - following.start(1) < width:
+            break
+    return lines
+
+
+def anchors(word: bytes) -> Iterator[tuple[bytes, int]]:
+    """What of the base64 of `word` does not depend on its neighbours, with its place in the group.
+
+    One for each of the three ways a word can lie; too short ones are left out.
+    """
+    for before in range(3):
+        text = binascii.b2a_base64(b"\x00" * before + word + b"\x00\x00", newline=False)
+        first = -(-before * 8 // 6)
+        last = (before + len(word)) * 8 // 6
+        if last - first >= (5 if len(word) > 3 else 4):  # noqa: PLR2004 - four letters and more
+            yield text[first:last], first % 4
