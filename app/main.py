@@ -45,6 +45,7 @@ def create_app(services: Services, registry: Registry | None = None) -> FastAPI:
             "The record of every technical execution: which attempt was created, which runner "
             "holds its lease, is it alive, how did it end, where are its logs."
         ),
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

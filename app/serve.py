@@ -4,35 +4,104 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from app.api.connections import BoundedProtocol, Doorkeeper
+from app.api.tls import CertificateFiles
+from app.domain.errors import SettingsInvalid
+from app.handlers.registry import Registry
 from app.loops.supervisor import Supervisor, loops_of
 from app.main import create_app
-from app.settings import Settings
-from app.telemetry import configure_logging, configure_tracing
+from app.services import Services
+from app.settings import ServerSettings, Settings
+from app.telemetry import Metrics, configure_logging, configure_tracing
 from app.wiring import open_services
 
 _LOG = structlog.get_logger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handling: this process decides when to stop, and how."""
+    """uvicorn with connections within limits, and without its signal handling."""
+
+    def __init__(self, app: FastAPI, settings: ServerSettings, metrics: Metrics) -> None:
+        """SettingsInvalid if there are TLS files and they cannot be used."""
+        super().__init__(_uvicorn_config(app, settings))
+        self._settings = settings
+        self._door = Doorkeeper(
+            settings, lambda cause: metrics.connections_refused.labels(cause).inc()
+        )
+        self._files: CertificateFiles | None = None
+        if settings.tls_certificate_file and settings.tls_key_file:
+            self._files = CertificateFiles(settings.tls_certificate_file, settings.tls_key_file)
+        self._renewing: asyncio.Task[None] | None = None
 
     async def serve_quietly(self) -> None:
+        """Serve until `should_exit`."""
         await self._serve()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
+        """Listen. A client that does not finish its handshake is given up like one that is silent.
 
-def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then stop gracefully. Exits 1 if a loop broke."""
+        SystemExit if the address cannot be had.
+        """
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        tls = self._files
+        try:
+            server = await loop.create_server(
+                lambda: BoundedProtocol(
+                    doorkeeper=self._door,
+                    config=self.config,
+                    server_state=self.server_state,
+                    app_state={},
+                ),
+                settings.host,
+                settings.port,
+                ssl=tls.context if tls else None,
+                backlog=settings.backlog,
+                ssl_handshake_timeout=settings.first_byte_timeout_seconds if tls else None,
+            )
+        except OSError as error:
+            _LOG.error("service.cannot_listen", cause=error.strerror, port=settings.port)
+            raise SystemExit(1) from None
+        self.servers = [server]
+        if tls is not None:
+            self._renewing = asyncio.create_task(tls.keep_fresh(settings.tls_check_seconds))
+        self.started = True
+        _LOG.info("service.listening", address=server.sockets[0].getsockname()[:2], tls=bool(tls))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, let running requests end."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+        await super().shutdown(sockets)
+
+
+def serve(settings: Settings, registry: Registry | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then stop gracefully. Exits 1 if a loop broke.
+
+    `registry` replaces the handlers, for tests.
+    """
+    try:
+        run(serve_until_stopped(settings, registry), settings)
+    except SettingsInvalid as invalid:
+        _LOG.error("service.not_started", problems=invalid.problems)
+        raise SystemExit(1) from None
+
+
+def run(serving: Coroutine[Any, Any, None], settings: Settings) -> None:
+    """Run the coroutine with this service's logging, tracing and event loop."""
     configure_logging(settings.telemetry.log_format, settings.telemetry.log_level)
     configure_tracing()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner_:
-        runner_.run(_serve(settings))
+        runner_.run(serving)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop]:
@@ -43,29 +112,38 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop]:
     return uvloop.Loop
 
 
-async def _serve(settings: Settings) -> None:
+async def serve_until_stopped(settings: Settings, registry: Registry | None = None) -> None:
+    """Open the services and serve with them until a signal asks to stop."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with open_services(settings) as services:
-        supervisor = Supervisor(services, loops_of(settings.role))
-        app = create_app(services)
-        server = _Server(_uvicorn_config(app, settings))
-        async with _running(supervisor):
-            serving = asyncio.create_task(server.serve_quietly())
-            broken = asyncio.create_task(supervisor.wait_broken())
-            stopped = asyncio.create_task(stop.wait())
-            await asyncio.wait([serving, broken, stopped], return_when=asyncio.FIRST_COMPLETED)
-            _LOG.info("service.stopping", asked=stop.is_set())
-            app.state.draining.set()
-            services.signals.drain()
-            server.should_exit = True
-            await serving
-            stopped.cancel()
-            broken.cancel()
-            if not stop.is_set():
-                raise SystemExit(1)
+        await serve_with(services, stop, registry)
+
+
+async def serve_with(
+    services: Services, stop: asyncio.Event, registry: Registry | None = None
+) -> None:
+    """Serve with these services until `stop`. SystemExit(1) if a loop or the server broke."""
+    settings = services.settings
+    supervisor = Supervisor(services, loops_of(settings.role))
+    app = create_app(services, registry)
+    server = _Server(app, settings.server, services.metrics)
+    async with _running(supervisor):
+        serving = asyncio.create_task(server.serve_quietly())
+        broken = asyncio.create_task(supervisor.wait_broken())
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([serving, broken, stopped], return_when=asyncio.FIRST_COMPLETED)
+        _LOG.info("service.stopping", asked=stop.is_set())
+        app.state.draining.set()
+        services.signals.drain()
+        server.should_exit = True
+        await serving
+        stopped.cancel()
+        broken.cancel()
+        if not stop.is_set():
+            raise SystemExit(1)
 
 
 @asynccontextmanager
@@ -77,21 +155,17 @@ async def _running(supervisor: Supervisor) -> AsyncIterator[None]:
         await supervisor.stop()
 
 
-def _uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
-    server = settings.server
+def _uvicorn_config(app: FastAPI, server: ServerSettings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        host=server.host,
-        port=server.port,
-        ssl_certfile=server.tls_certificate_file,
-        ssl_keyfile=server.tls_key_file,
         http="httptools",
+        ws="none",
+        proxy_headers=False,
         log_config=None,
         access_log=False,
         server_header=False,
         date_header=False,
         lifespan="off",
-        backlog=server.backlog,
         timeout_graceful_shutdown=int(server.graceful_stop_seconds),
         timeout_keep_alive=30,
     )

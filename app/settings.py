@@ -181,8 +181,10 @@ class GrantSettings(Group):
 class IdentitySettings(Group):
     """OIDC issuers and grants. Without a single grant the service does not start."""
 
-    issuers: dict[str, IssuerSettings] = Field(min_length=1)
-    grants: tuple[GrantSettings, ...] = Field(min_length=1)
+    issuers: dict[str, IssuerSettings] = Field(
+        min_length=1, description="Issuers by a name of your choosing, as JSON."
+    )
+    grants: tuple[GrantSettings, ...] = Field(min_length=1, description="Who may do what, as JSON.")
     clock_skew_seconds: int = Field(30, ge=0, le=60, description="Tolerance for iat and exp.")
     certificate_max_stale_seconds: int = Field(
         86_400, ge=0, description="How long known keys are used while their endpoint fails."
@@ -294,13 +296,19 @@ class LimitSettings(Group):
     """Sizes. A larger request is refused with a reason, never cut in silence."""
 
     max_wait_seconds: float = Field(50.0, gt=0, le=3000, description="Longest long poll.")
-    max_log_chunk_bytes: int = Field(4 * 1024 * 1024, ge=65_536)
-    max_log_bytes_per_attempt: int = Field(256 * 1024 * 1024, ge=1024 * 1024)
-    max_spec_bytes: int = Field(256 * 1024, ge=1024)
-    max_result_bytes: int = Field(16 * 1024, ge=256)
-    max_batch: int = Field(500, ge=1, le=500)
-    max_placement_classes_per_kind: int = Field(2000, ge=1)
-    list_statement_timeout_seconds: float = Field(2.0, gt=0)
+    max_log_chunk_bytes: int = Field(
+        4 * 1024 * 1024, ge=65_536, description="Largest piece of a log sent at once."
+    )
+    max_log_bytes_per_attempt: int = Field(
+        256 * 1024 * 1024, ge=1024 * 1024, description="All logs of one attempt together."
+    )
+    max_batch: int = Field(500, ge=1, le=500, description="Commands in one batch.")
+    max_placement_classes_per_kind: int = Field(
+        2000, ge=1, description="Different placements in use for one runner kind; then 422."
+    )
+    list_statement_timeout_seconds: float = Field(
+        2.0, gt=0, description="Longest statement of a list; then 422."
+    )
 
 
 class TelemetrySettings(Group):
@@ -309,17 +317,21 @@ class TelemetrySettings(Group):
     log_format: Literal["auto", "json", "text"] = Field(
         "auto", description="auto: readable text on a terminal, JSON lines elsewhere."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least level that is written."
+    )
     access_log: bool = Field(default=True, description="One line a request.")
 
 
 class FailpointSettings(Group):
     """One armed failpoint."""
 
-    action: Literal["kill", "stop", "sleep", "error_before", "after_then_error", "drop_answer"]
-    probability: float = Field(1.0, gt=0, le=1)
-    times: int = Field(1_000_000, ge=1)
-    seconds: float = Field(1.0, ge=0)
+    action: Literal["kill", "stop", "sleep", "error_before", "after_then_error", "drop_answer"] = (
+        Field(description="What happens.")
+    )
+    probability: float = Field(1.0, gt=0, le=1, description="How likely, each time.")
+    times: int = Field(1_000_000, ge=1, description="At most so often.")
+    seconds: float = Field(1.0, ge=0, description="Length of a sleep.")
 
 
 class TestingSettings(Group):
@@ -383,7 +395,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     source = dict(os.environ if environ is None else environ)
     names = {name: value for name, value in source.items() if name.startswith(PREFIX)}
     try:
-        names.update(_read_secret_files(names))
+        names = _with_secret_files(names)
         reader = EnvSettingsSource(Settings)
         reader.env_vars = {name.lower(): value for name, value in names.items()}
         values = reader()
@@ -393,26 +405,33 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        raise SettingsInvalid(problems + [_sentence(e) for e in error.errors()]) from None
+        raise SettingsInvalid(problems + _sentences(error.errors())) from None
     if problems:
         raise SettingsInvalid(problems)
     return settings
 
 
-def _read_secret_files(names: Mapping[str, str]) -> dict[str, str]:
-    """Turn every `EXECUTION_PLANE_…_FILE` into the variable it stands for."""
-    values: dict[str, str] = {}
+def _with_secret_files(names: Mapping[str, str]) -> dict[str, str]:
+    """Put the content of its file in the place of every `EXECUTION_PLANE_…_FILE`."""
+    values = dict(names)
     for name, path in names.items():
-        if not name.endswith("_FILE") or name in _known_names():
-            continue
         target = name.removesuffix("_FILE")
+        if target == name or name in _known_names() or not _is_known(target):
+            continue
         if target in names:
             raise ValueError(f"{target} and {name} are both set; keep one")
         try:
             values[target] = Path(path).read_text().strip()
         except OSError as error:
             raise ValueError(f"{name}: cannot read {path}: {error.strerror}") from None
+        del values[name]
     return values
+
+
+def _is_known(name: str) -> bool:
+    known = _known_names()
+    fields = [parent for parent in known if "__" in parent]
+    return name in known or any(name.startswith(f"{field}__") for field in fields)
 
 
 def _known_names() -> set[str]:
@@ -431,18 +450,33 @@ def _unknown_names(names: Mapping[str, str]) -> list[str]:
     known = _known_names()
     problems = []
     for name in sorted(names):
-        plain = name.removesuffix("_FILE") if name not in known else name
-        if plain in known or any(plain.startswith(f"{parent}__") for parent in known):
+        if _is_known(name):
             continue
-        close = get_close_matches(plain, known, 1)
+        close = get_close_matches(name.removesuffix("_FILE"), known, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         problems.append(f"{name} is not a setting{hint}")
     return problems
 
 
-def _sentence(error: Any) -> str:
-    """One problem, by the name of the variable that mends it; never the value given."""
-    name = PREFIX + "__".join(str(part) for part in error["loc"]).upper()
-    if error["type"] == "missing":
-        return f"{name} is missing"
-    return f"{name}: {error['msg'].removeprefix('Value error, ')}"
+def _sentences(errors: list[Any]) -> list[str]:
+    """Each problem by the name of the variable that mends it; never the value given."""
+    sentences = []
+    for error in errors:
+        location = [str(part) for part in error["loc"]]
+        name = PREFIX + "__".join(location).upper()
+        if error["type"] == "extra_forbidden":
+            continue  # told as an unknown name, with the nearest known one
+        if error["type"] != "missing":
+            sentences.append(f"{name}: {error['msg'].removeprefix('Value error, ')}")
+        elif len(location) == 1:
+            sentences += [f"{name}__{field.upper()} is missing" for field in _required(location[0])]
+        else:
+            sentences.append(f"{name} is missing")
+    return sentences
+
+
+def _required(group_name: str) -> list[str]:
+    """The fields of a group that have no default."""
+    group = Settings.model_fields[group_name].annotation
+    assert isinstance(group, type) and issubclass(group, Group)  # noqa: S101, PT018
+    return [name for name, field in group.model_fields.items() if field.is_required()]

@@ -44,10 +44,14 @@ class AttemptBatch(Command):
     """At most 500."""
 
 
+class HeartbeatOfLease(Heartbeat):
+    """A sign of life that names its lease itself."""
+
+
 class HeartbeatBatch(Command):
     """Signs of life of one runner's leases."""
 
-    heartbeats: Annotated[list[Heartbeat], Field(min_length=1, max_length=500)]
+    heartbeats: Annotated[list[HeartbeatOfLease], Field(min_length=1, max_length=500)]
     """At most 500; each with its `lease_id` and `lease_token`."""
 
 

@@ -47,6 +47,7 @@ router = APIRouter(
 )
 
 AttemptId = Annotated[UUID, Path(description="The attempt.")]
+StreamName = Annotated[LogStream, Path(description="The stream.")]
 
 
 @router.post(
@@ -90,15 +91,24 @@ async def get_attempt(
 @router.get("/attempts", name="attempts_list", response_model=AttemptPage)
 async def list_attempts(
     request: Request,
-    status: Status | None = None,
-    job_type: Annotated[str | None, Query(pattern=r"^[a-z0-9_.]{1,200}$")] = None,
-    runner_kind: RunnerKind | None = None,
-    operation_id: UUID | None = None,
-    plan_id: UUID | None = None,
-    plan_node_id: UUID | None = None,
-    runner_instance_id: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9._-]{1,128}$")] = None,
-    created_after: datetime | None = None,
-    created_before: datetime | None = None,
+    status: Annotated[Status | None, Query(description="Only of this status.")] = None,
+    job_type: Annotated[
+        str | None,
+        Query(pattern=r"^[a-z0-9_.]{1,200}$", description="Only of this type, exact."),
+    ] = None,
+    runner_kind: Annotated[RunnerKind | None, Query(description="Only for this kind.")] = None,
+    operation_id: Annotated[UUID | None, Query(description="Only of this operation.")] = None,
+    plan_id: Annotated[UUID | None, Query(description="Only of this plan.")] = None,
+    plan_node_id: Annotated[UUID | None, Query(description="Only of this node.")] = None,
+    runner_instance_id: Annotated[
+        str | None,
+        Query(
+            pattern=r"^[A-Za-z0-9._-]{1,128}$",
+            description="Only those last held by this runner.",
+        ),
+    ] = None,
+    created_after: Annotated[datetime | None, Query(description="Created at or after.")] = None,
+    created_before: Annotated[datetime | None, Query(description="Created before.")] = None,
     page_size: paging.PageSize = 50,
     page_token: paging.PageToken = None,
 ) -> Response:
@@ -203,7 +213,9 @@ async def cancel_attempt(request: Request, attempt_id: AttemptId) -> Response:
     response_model=CancelledOperation,
     openapi_extra=documented(CancelOperation, {"reason": "the operation was called off"}),
 )
-async def cancel_operation(request: Request, operation_id: UUID) -> Response:
+async def cancel_operation(
+    request: Request, operation_id: Annotated[UUID, Path(description="The operation.")]
+) -> Response:
     """Cancel every open attempt of an operation."""
     services = services_of(request)
     fields = await read_object(request, services.settings.server.max_body_bytes)
@@ -274,7 +286,7 @@ async def list_heartbeats(
 async def list_logs(
     request: Request,
     attempt_id: AttemptId,
-    stream: LogStream | None = None,
+    stream: Annotated[LogStream | None, Query(description="Only of this stream.")] = None,
     page_size: paging.PageSize = 100,
     page_token: paging.PageToken = None,
 ) -> Response:
@@ -316,7 +328,7 @@ def _log_place(place: list[Any] | None) -> tuple[int, str, int] | None:
         416: {"description": "The range lies beyond the end."},
     },
 )
-async def read_log(request: Request, attempt_id: AttemptId, stream: LogStream) -> Response:
+async def read_log(request: Request, attempt_id: AttemptId, stream: StreamName) -> Response:
     """Read one stream of an attempt's log, exactly as it is stored, while it is written too.
 
     The leases of an attempt follow each other with a line between them. One `Range` of bytes is

@@ -46,6 +46,7 @@ HandlerName = Annotated[
     str | None,
     Query(pattern=r"^[A-Za-z0-9_.-]{1,128}$", description="Only those for this handler."),
 ]
+LetterId = Annotated[UUID, Path(description="The dead letter.")]
 Key = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,200}$", description="The document's key.")]
 Tag = Annotated[
     str | None, Header(max_length=100, description='The `ETag` of the version to replace: `"7"`.')
@@ -100,7 +101,7 @@ def _shown(letter: Letter) -> DeadLetter:
 
 
 @router.get("/dead-letters/{letter_id}", name="letters_get", response_model=DeadLetter)
-async def get_letter(request: Request, letter_id: UUID) -> Response:
+async def get_letter(request: Request, letter_id: LetterId) -> Response:
     """Read one dead letter."""
     return answer(_shown(await redrives.get_letter(services_of(request), letter_id)))
 
@@ -111,7 +112,7 @@ async def get_letter(request: Request, letter_id: UUID) -> Response:
     response_model=DeadLetter,
     openapi_extra=documented(RedriveLetter, _EXAMPLE_REDRIVE),
 )
-async def redrive(request: Request, letter_id: UUID) -> Response:
+async def redrive(request: Request, letter_id: LetterId) -> Response:
     """Send the message to its handler again, with its effect exactly once.
 
     A repeat with the same `request_id` gets the same answer. 409 `not-redrivable`: what is kept is
@@ -141,7 +142,7 @@ async def redrive(request: Request, letter_id: UUID) -> Response:
     response_model=DeadLetter,
     openapi_extra=documented(GiveReason, {"reason": "published again with the field corrected"}),
 )
-async def discard(request: Request, letter_id: UUID) -> Response:
+async def discard(request: Request, letter_id: LetterId) -> Response:
     """Close a dead letter without any effect. It stays readable until its time is over."""
     services = services_of(request)
     given = validate(

@@ -46,7 +46,12 @@ def document(app: FastAPI, version: str) -> dict[str, Any]:
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     spec["components"]["securitySchemes"] = {
-        "identity": {"type": "openIdConnect", "openIdConnectUrl": "/docs"}
+        "identity": {
+            "type": "http",
+            "scheme": "bearer",
+            "bearerFormat": "JWT",
+            "description": "An OIDC identity token of an account that has the role.",
+        }
     }
     for operations in spec["paths"].values():
         for operation in operations.values():
@@ -62,7 +67,9 @@ def _without(schema: dict[str, Any], fields: tuple[str, ...]) -> None:
 
 
 def _complete(operation: dict[str, Any]) -> None:
-    """Every refusal is a problem; everything but health needs an identity."""
+    """A title; every refusal is a problem; everything but health needs an identity."""
+    first = operation["description"].split("\n\n")[0].replace("\n", " ")
+    operation["summary"] = first.split(". ")[0].removesuffix(".")
     responses = operation["responses"]
     if responses.get("422", {}).get("description") == "Validation Error":
         del responses["422"]

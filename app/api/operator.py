@@ -50,7 +50,9 @@ Key = Annotated[str, Path(min_length=1, max_length=200, description="The concurr
 @reads.get(
     "/attempts/{attempt_id}/placement", name="attempts_explain", response_model=PlacementAnswer
 )
-async def explain(request: Request, attempt_id: UUID) -> Response:
+async def explain(
+    request: Request, attempt_id: Annotated[UUID, Path(description="The attempt.")]
+) -> Response:
     """Say why an attempt waits: the truest reason first, and how each runner stands to it."""
     found = await placements.explain(services_of(request), attempt_id)
     position = None
@@ -77,7 +79,7 @@ def _hold(hold: Hold) -> KeyHold:
 @reads.get("/runners", name="runners_list", response_model=RunnerPage)
 async def list_runners(
     request: Request,
-    runner_kind: RunnerKind | None = None,
+    runner_kind: Annotated[RunnerKind | None, Query(description="Only of this kind.")] = None,
     include_offline: Annotated[
         bool, Query(description="Also those silent for over an hour.")
     ] = False,

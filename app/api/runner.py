@@ -277,7 +277,7 @@ async def wait_signals(
 async def append_log(
     request: Request,
     lease_id: LeaseId,
-    stream: LogStream,
+    stream: Annotated[LogStream, Path(description="The stream.")],
     lease_token: LeaseToken,
     offset: Annotated[
         int, Query(ge=0, le=2**53 - 1, description="Where the bytes begin in this stream.")

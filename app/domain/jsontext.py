@@ -24,7 +24,13 @@ REPLACEMENT = "\ufffd"
 def parse(body: bytes | str) -> Any:
     """The document in `body`; BodyNotJson says what is wrong, without repeating any of it."""
     try:
-        value = json.loads(body, parse_float=_float, parse_int=_int, parse_constant=_constant)
+        value = json.loads(
+            body,
+            parse_float=_float,
+            parse_int=_int,
+            parse_constant=_constant,
+            object_pairs_hook=_object,
+        )
     except UnicodeDecodeError:
         raise BodyNotJson("The body is not UTF-8 text.") from None
     except json.JSONDecodeError as error:
@@ -51,6 +57,14 @@ def _int(literal: str) -> int:
     if len(literal) > MAX_NUMBER_LITERAL:
         raise BodyNotJson("The body holds a number that is too long, too large or too small.")
     return int(literal)
+
+
+def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two members of one name a proxy may have read the other one."""
+    value = dict(members)
+    if len(value) != len(members):
+        raise BodyNotJson("The body holds an object with two members of the same name.")
+    return value
 
 
 def _constant(_: str) -> Any:

@@ -67,7 +67,7 @@ async def _cancel(state: dict[str, Any], screen: Screen, home: Home) -> None:
         screen.text()
         await story.cancel()
         await story.follow()
-        story.end("cancelled", "by its runner's word: the script was stopped")
+        story.end("cancelled", "by its runner's own word")
         await story.tell()
     screen.text()
     screen.rows("See it", curl_lines(state, options_of(home), story.attempt["id"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,8 @@ class Story:
         [lease] = (await self._client.read(f"/attempts/{self.attempt['id']}/leases"))["items"]
         expires_at = datetime.fromisoformat(lease["expires_at"])
         self._screen.fact("runner killed", "kill -9; nobody tells the service")
-        self._screen.fact("silence", f"the lease runs out at {expires_at:%H:%M:%S} UTC ...")
+        seconds = (expires_at - datetime.now(UTC)).total_seconds()
+        self._screen.fact("silence", f"the lease runs out in {seconds:.0f} s ...")
         deadline = time.monotonic() + LOST_SECONDS
         while self.attempt["status"] in OPEN:
             if time.monotonic() > deadline:

@@ -132,10 +132,11 @@ class Leased:
 _LIST_OF_REQUEST = f"""
 -- claims.list_of_request
 SELECT {LEASE_COLUMNS}, l.token_key_id, l.created_at AS lease_created_at,
-    l.started_at AS lease_started_at, l.status AS lease_status, l.id AS lease_id, {COLUMNS}
+    l.started_at AS lease_started_at, l.status AS lease_status, l.id AS lease_id,
+    l.runner_instance_id AS lease_runner_id, {COLUMNS}
 FROM runner_leases l JOIN execution_attempts a ON a.id = l.attempt_id
 WHERE l.runner_instance_id = $1 AND l.session_id = $2 AND l.claim_request_id = $3
-ORDER BY l.id
+ORDER BY a.priority, a.created_at, a.id
 """
 
 
@@ -232,8 +233,8 @@ WITH room AS (
     FROM moved a JOIN made l ON l.attempt_id = a.id
 )
 SELECT {LEASE_COLUMNS}, $8 AS token_key_id, l.created_at AS lease_created_at,
-    l.started_at AS lease_started_at, l.status AS lease_status, l.id AS lease_id, {COLUMNS},
-    a.continuation
+    l.started_at AS lease_started_at, l.status AS lease_status, l.id AS lease_id,
+    l.runner_instance_id AS lease_runner_id, {COLUMNS}, a.continuation
 FROM moved a JOIN made l ON l.attempt_id = a.id ORDER BY a.priority, a.created_at, a.id
 """
 
@@ -284,6 +285,7 @@ async def lease(
 def _leased(row: dict[str, object]) -> Leased:
     times: dict[str, datetime | object] = {
         "id": row["lease_id"],
+        "runner_instance_id": row["lease_runner_id"],
         "status": row["lease_status"],
         "created_at": row["lease_created_at"],
         "started_at": row["lease_started_at"],

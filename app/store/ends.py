@@ -93,6 +93,8 @@ _VERDICT = """CASE
         WHEN l.id IS NULL OR $2 = 'cancel' THEN NULL
         WHEN $2 = 'sweep' AND l.expires_at > clock_now() THEN NULL
         WHEN $2 <> 'sweep' AND NOT l.id = ANY ($9::uuid[]) THEN NULL
+        WHEN $2 = 'release' AND l.started_at IS NOT NULL
+            AND NOT a.job_type LIKE ANY ($5::text[]) THEN NULL
         WHEN a.cancel_requested_at IS NOT NULL THEN 'lost cancelled'
         WHEN a.status = 'leased' THEN 'continues'
         WHEN a.job_type LIKE ANY ($5::text[]) AND (l.started_at IS NOT NULL)::int + (

@@ -16,7 +16,8 @@ FROM (SELECT unnest($1::text[]) AS key ORDER BY 1) k
 """
 
 # Claimable is the first in line of a key that nobody holds, and nobody else. An attempt that a
-# more urgent one has overtaken steps back.
+# more urgent one has overtaken steps back. The limit is for the planner, which would otherwise
+# expect so many of them that it read the whole table; what is beyond it is met by the next pass.
 _MOVE_UP = """
 -- holds.move_up
 WITH line AS (
@@ -25,13 +26,17 @@ WITH line AS (
         WHERE a.status = 'queued' AND a.concurrency_key = k.key
         ORDER BY a.priority, a.created_at, a.id LIMIT 1) f
     WHERE NOT EXISTS (SELECT FROM concurrency_holds h WHERE h.concurrency_key = k.key)
+), concerned AS (
+    SELECT id, true AS first FROM line
+    UNION ALL
+    (SELECT a.id, false FROM execution_attempts a
+     WHERE a.claimable AND a.concurrency_key = ANY($1::text[])
+        AND a.id NOT IN (SELECT id FROM line)
+     LIMIT 100)
 ), wrong AS (
-    SELECT a.id, a.id IN (SELECT id FROM line) AS first FROM execution_attempts a
-    WHERE a.status = 'queued' AND a.concurrency_key = ANY($1::text[])
-        AND (a.claimable OR a.id IN (SELECT id FROM line))
-        AND a.claimable <> (a.id IN (SELECT id FROM line))
-        AND a.cancel_requested_at IS NULL
-    ORDER BY a.id FOR NO KEY UPDATE
+    SELECT a.id, c.first FROM concerned c JOIN execution_attempts a ON a.id = c.id
+    WHERE a.status = 'queued' AND a.claimable <> c.first AND a.cancel_requested_at IS NULL
+    ORDER BY a.id FOR NO KEY UPDATE OF a
 ), moved AS (
     UPDATE execution_attempts a SET claimable = w.first FROM wrong w
     WHERE a.id = w.id AND a.status = 'queued'

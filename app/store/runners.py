@@ -203,7 +203,8 @@ _SHOWN = """
 SELECT r.id, r.runner_kind, r.version, r.capabilities, r.zone, r.labels, r.session_id,
     r.registered_at, greatest(r.last_seen_at, b.beat_at) AS last_seen_at,
     s.capacity_total, b.used AS capacity_used, s.last_error,
-    CASE WHEN greatest(r.last_seen_at, b.beat_at) < clock_now() - {offline} THEN 'offline'
+    CASE WHEN greatest(r.last_seen_at, b.beat_at) < clock_now() - {offline}
+            OR s.status = 'offline' THEN 'offline'
         WHEN r.drained_at IS NOT NULL OR s.status = 'draining' THEN 'draining'
         WHEN r.lapsed_claims >= 5 OR s.status = 'unhealthy' THEN 'unhealthy'
         WHEN b.used >= s.capacity_total OR s.status = 'busy' THEN 'busy'

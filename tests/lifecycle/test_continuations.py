@@ -104,26 +104,25 @@ async def test_started_job_that_may_be_begun_again_goes_on_up_to_three_started_l
 
 
 async def test_unstarted_leases_do_not_count_to_the_three(world, clock):
-    held = await world.running(AGAIN)
-    for _ in range(6):
-        await clock.forward(300)
-        await held.beat()
+    held = await world.running(AGAIN, timeout_seconds=86_400)
     for number in range(5):
-        await clock.forward(LEASE + 300)
+        await clock.forward(LEASE)
         await world.sweep()
+        await clock.forward(300)
         other = await (await world.runner(AGAIN)).claim()
         if number % 2:
             await other.post("release")
-    await clock.forward(400)
+    await clock.forward(LEASE)
     await world.sweep()
+    await clock.forward(300)
 
     for _ in range(2):
-        assert (await world.row(held.attempt_id))["claimable"]
-        last = await (await world.runner(AGAIN)).start()
+        assert await world.control.status(held.attempt_id) == "running"
+        await (await world.runner(AGAIN)).start()
         await clock.forward(LEASE)
         await world.sweep()
 
-    assert await world.end(last.attempt_id) == ("lost", "heartbeat_lost", False)
+    assert await world.end(held.attempt_id) == ("lost", "heartbeat_lost", False)
     assert len(await world.leases(held.attempt_id)) == 8
 
 

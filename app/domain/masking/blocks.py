@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from app.domain.masking import names, values
 from app.domain.masking.marks import Found, mark_lines
@@ -15,9 +14,7 @@ WINDOW = 32 * 1024
 
 _LINE = re.compile(rb"([^\r\n]*)(?:\r\n|[\r\n])?")
 _KEY_TEXT = re.compile(rb"[A-Za-z0-9+/=]{40}")
-_HEADER = re.compile(
-    rb"[ \t]*(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset|X-[\w\-]{1,30}): "
-)
+_HEADER = re.compile(rb"[ \t]*(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset|X-[\w\-]{1,30}): ")
 _LAST = re.compile(rb"[ \t]*[A-Za-z0-9+/]{1,76}={0,2}[ \t]*")
 
 
@@ -60,56 +57,59 @@ def _orphan(data: bytes, at: int, limit: int) -> int:
     return stop if last > at else at
 
 
-_BLOCK = re.compile(rb"[ \t]{0,8}[|>][+\-]?\d?[+\-]?[ \t]{0,64}(?:\r\n|[\r\n])")
+YAML_BLOCK = rb"(?:" + names.WORDS + rb")[\w.\-]{0,16}[\"']?:[ \t]{1,8}[|>]"
+_HEAD = re.compile(rb"[+\-]?\d?[+\-]?[ \t]{0,64}(?:\r\n|[\r\n])")
 _INDENT = re.compile(rb"[ ]*(?:- )*")
 
 
 def mark_yaml(found: Found, data: bytes, start: int, end: int) -> int:
     """Mark the indented lines after `password: |`. Returns up to where it has looked."""
-    head = _BLOCK.match(data, end)
+    head = _HEAD.match(data, end)
     line = values.line_start(data, start, 512)
     indent = _INDENT.match(data, line)
-    name = data[indent.end() if indent else start : end].rstrip(b" \t:").strip(b"\"'")
+    depth = len(indent[0]) if indent else 0
+    name = data[line + depth : end].partition(b":")[0].strip(b" \"'")
     if head is None or not names.is_secret(name.decode("ascii", "replace")):
         return end
-    stop, done = head.end(), False
-    depth = len(indent[0]) if indent else 0
-    for text in _lines(data, head.end(), min(len(data), head.end() + WINDOW)):
+    stop = head.end()
+    for text in _LINE.finditer(data, stop, min(len(data), stop + WINDOW)):
         if text[1].strip() and len(text[1]) - len(text[1].lstrip(b" ")) <= depth:
-            done = True
             break
         stop = text.end()
+    else:
+        if stop == len(data):
+            found.open.append(line)
     found.marks += mark_lines(head.end(), stop, data, line, "assignment")
-    if not done and stop >= len(data):
-        found.open.append(line)
     return stop
 
 
-def _lines(data: bytes, start: int, end: int) -> Iterator[re.Match[bytes]]:
-    return (line for line in _LINE.finditer(data, start, end) if line.start() < end)
-
-
-_ENCODED_LINE = re.compile(rb"([ \t]*)([A-Za-z0-9+/_\-]{60,120})(={0,2})[ \t]*")
+_ENCODED_LINE = re.compile(rb"([ \t]*)([A-Za-z0-9+/_\-]{60,120})")
 
 
 def encoded_line(line: bytes) -> tuple[int, int] | None:
-    """The indentation and width of a line that is base64 and nothing else; None for others."""
+    """The indentation and width of a line that is base64, all of it and not the last of its text.
+
+    None for other lines.
+    """
     found = _ENCODED_LINE.fullmatch(line) if len(line) <= 256 else None  # noqa: PLR2004 - a bound
     return (len(found[1]), len(found[2])) if found else None
 
 
+def line_before(data: bytes, start: int, most: int) -> tuple[int, int] | None:
+    """The line before the one that begins at `start`, without its break; None if there is none."""
+    if start == 0:
+        return None
+    end = start - (2 if data[start - 2 : start] == b"\r\n" else 1)
+    begin = values.line_start(data, end, most)
+    return (begin, end) if begin == 0 or data[begin - 1 : begin] in {b"\n", b"\r"} else None
+
+
 def encoded_block(data: bytes, at: int, most: int) -> int:
     """Where the block of equally wide base64 lines begins that may go on at `at`; else `at`."""
-    width, start = None, at
-    while start > max(0, at - most):
-        end = start - 1
-        if data[end : end + 1] == b"\n" and data[end - 1 : end] == b"\r":
-            end -= 1
-        line = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, end)) + 1
-        found = encoded_line(data[line:end])
-        if found is None or (width is not None and found != width):
+    start, form = at, None
+    while start > at - most and (line := line_before(data, start, 256)):
+        found = encoded_line(data[slice(*line)])
+        if found is None or form not in {None, found}:
             break
-        if data[end - 1 : end] == b"=":
-            break
-        width, start = found, line
+        start, form = line[0], found
     return start

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 
 from app.domain.masking import values
-from app.domain.masking.blocks import encoded_line
+from app.domain.masking.blocks import encoded_line, line_before
 
 BEFORE, AFTER = 512, 8 * 1024
 
@@ -126,7 +126,7 @@ _RUN = re.compile(rb"[%b]{0,65536}={0,2}" % _ALPHABET)
 _LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_"
 _TO_STANDARD = bytes.maketrans(b"-_", b"+/")
 _BASE64_BEFORE = 768
-_BLOCK_BEFORE, _BLOCK_AFTER = 16, 1024  # lines
+_BLOCK_BEFORE, _BLOCK_LINES = 16, 1024
 
 
 class _Base64(View):
@@ -191,24 +191,19 @@ def _wrapped(data: bytes, at: int) -> list[tuple[int, int]]:
         return []
     indent, width = form
     lines = [(start + indent, start + indent + width)]
-    for _ in range(_BLOCK_BEFORE):
-        end = start - 1 if data[start - 2 : start] != b"\r\n" else start - 2
-        if end <= 0 or encoded_line(data[end - indent - width : end]) != form:
+    while len(lines) < _BLOCK_BEFORE and (line := line_before(data, start, 256)):
+        if encoded_line(data[slice(*line)]) != form:
             break
-        start = end - indent - width
-        if start > 0 and data[start - 1 : start] not in {b"\n", b"\r"}:
-            break
-        lines.insert(0, (start + indent, end))
+        start = line[0]
+        lines.insert(0, (start + indent, line[1]))
     end = lines[-1][1]
-    for _ in range(_BLOCK_AFTER):
-        following = re.compile(
-            rb"(?:\r\n|[\r\n])[ \t]{%d}([%b]{1,%d}={0,2})(?=[\r\n]|\Z)" % (indent, _ALPHABET, width)
-        ).match(data, end)
-        if following is None:
-            break
-        lines.append(following.span(1))
+    more = re.compile(
+        rb"(?:\r\n|[\r\n])[ \t]{%d}([%b]{1,%d})={0,2}(?=[\r\n]|\Z)" % (indent, _ALPHABET, width)
+    )
+    while len(lines) < _BLOCK_LINES and (following := more.match(data, end)):
+        lines.append((following.start(1), following.end()))
         end = following.end()
-        if end - following.start(1) < width:
+        if lines[-1][1] - lines[-1][0] != width:
             break
     return lines
 

@@ -168,9 +168,7 @@ class Re2:
         for start, end in _blocks(data):
             block = data[start:end]
             numbers = {
-                number
-                for word in self._words.Match(block) or ()
-                for number in self._numbers[word]
+                number for word in self._words.Match(block) or () for number in self._numbers[word]
             }
             for number in numbers:
                 for found in self._patterns[number].finditer(block):

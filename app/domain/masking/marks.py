@@ -26,11 +26,14 @@ class Found:
     open: list[int] = field(default_factory=list)
 
 
-_LINE = re.compile(rb"[^\r\n]+")
+_LINE = re.compile(rb"[^\s][^\r\n]*")
 
 
 def mark_lines(start: int, end: int, data: bytes, context: int, kind: str) -> Iterator[Mark]:
-    """A mark for each line of a range, so that line breaks stay. They may not be cut apart."""
+    """A mark for each line of a range, so that indentation and line breaks stay.
+
+    They hang together: no cut may lie between two of them.
+    """
     for line in _LINE.finditer(data, start, end):
         yield Mark(line.start(), line.end(), context, kind)
         context = line.end()

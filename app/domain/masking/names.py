@@ -77,6 +77,12 @@ def _announces(words: list[str], at: int) -> bool:
     return word in _WHOLE or word.endswith(_ENDINGS)
 
 
+def is_about(name: str) -> bool:
+    """True for a name that speaks about a secret beside it: `type`, `created_at`, `secretName`."""
+    words = _SPLIT.findall(name[-_MAX_NAME:])
+    return bool(words) and words[-1].lower() in _ABOUT
+
+
 _SECRET_ID = re.compile(r"(?:^|[^A-Za-z])secret[_\-]?id$", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 

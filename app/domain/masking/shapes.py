@@ -77,9 +77,7 @@ class Shape:
     @cached_property
     def word(self) -> bytes:
         """The longest literal piece, which every credential of this shape contains."""
-        return max(
-            (part.encode() for part in self._parts if not _PLACE.fullmatch(part)), key=len
-        )
+        return max((part.encode() for part in self._parts if not _PLACE.fullmatch(part)), key=len)
 
 
 def _quote(text: str) -> bytes:

@@ -10,6 +10,8 @@ import re
 
 MAX_VALUE_BYTES = 16 * 1024
 MIN_VALUE_BYTES = 4
+SHORT_WORD = 7
+"""So many small letters may be a word in a setting (`prod`, `default`)."""
 
 # Which bytes follow decides whether a quote or a separator ends an unquoted value.
 _PLAIN = re.compile(
