@@ -258,7 +258,8 @@ class Runner:
         while not self._is_stopping:
             for claimed in self._claim():
                 self._job = Job(claimed, self._session_id, self._new_api)
-                self._is_stopping |= self._job.do() and self._options.once
+                if self._job.do() and self._options.once:
+                    self._is_stopping = True
                 self._job = None
 
     def _on_signal(self, *_: object) -> None:

@@ -11,7 +11,7 @@ from functools import cached_property
 from app.domain.masking import blocks, cut, encoded, finder
 from app.domain.masking.contexts import CONTEXTS, Context
 from app.domain.masking.exact import Exact
-from app.domain.masking.finder import Detector, Finder, Hit
+from app.domain.masking.finder import Detector, Hit
 from app.domain.masking.marks import Found, Mark
 from app.domain.masking.shapes import SHAPES, Shape
 
@@ -59,27 +59,27 @@ def _base64_words() -> Iterator[bytes]:
 def _detectors() -> tuple[list[Detector], list[Rule]]:
     """Every detector beside the rule that its hits belong to."""
     pairs: list[tuple[Detector, Rule]] = [
-        (Detector(shape.detector, any_case=False, words= (shape.word.lower(),), shape.canary), shape)
-        for shape in SHAPES
+        (Detector(shape.detector, shape.canary, (shape.word.lower(),)), shape) for shape in SHAPES
     ]
     pairs += [
-        (Detector(rule.detector, True, rule.literals, rule.canary), rule) for rule in CONTEXTS
+        (Detector(rule.detector, rule.canary, rule.literals, any_case=True), rule)
+        for rule in CONTEXTS
     ]
     begin, end = b"-----BEGIN RSA PRIVATE KEY-----", b"-----END RSA PRIVATE KEY-----"
     pairs += [
-        (Detector(blocks.KEY_BEGIN, False, (b"private key",), begin), Role.KEY_BEGIN),
-        (Detector(blocks.KEY_END, False, (b"private key",), end), Role.KEY_END),
-        (Detector(blocks.YAML_BLOCK, True, (b"|", b">"), b"password: |"), Role.YAML),
-        (Detector(encoded.PERCENT, True, (b"%",), b"%3D"), Role.PERCENT),
-        (Detector(encoded.UNICODE, True, (rb"\u00",), rb"\u0022"), Role.UNICODE),
+        (Detector(blocks.KEY_BEGIN, begin, (b"private key",)), Role.KEY_BEGIN),
+        (Detector(blocks.KEY_END, end, (b"private key",)), Role.KEY_END),
+        (
+            Detector(blocks.YAML_BLOCK, b"password: |", (b"|", b">"), any_case=True),
+            Role.YAML,
+        ),
+        (Detector(encoded.PERCENT, b"%3D", (b"%",), any_case=True), Role.PERCENT),
+        (Detector(encoded.UNICODE, rb"\u0022", (rb"\u00",), any_case=True), Role.UNICODE),
     ]
-    seen = set()
-    for word in dict.fromkeys(_base64_words()):
-        for text, phase in encoded.anchors(word):
-            if text not in seen:
-                seen.add(text)
-                detector = Detector(re.escape(text), False, (text.lower(),), text)
-                pairs.append((detector, Anchor(phase)))
+    texts = {anchor: None for word in _base64_words() for anchor in encoded.anchors(word)}
+    pairs += [
+        (Detector(re.escape(text), text, (text.lower(),)), Anchor(phase)) for text, phase in texts
+    ]
     detectors, rules = zip(*pairs, strict=True)
     return list(detectors), list(rules)
 
@@ -243,7 +243,7 @@ class _Examination:
 
 
 def _runs_on(data: bytes, start: int) -> bool:
-    """True if a word runs into this place. `%20` and `\\n` before it are no word."""
+    r"""True if a word runs into this place. `%20` and `\n` before it are no word."""
     before = data[max(0, start - 3) : start]
     if not before or not (before[-1:].isalnum() or before[-1:] == b"_"):
         return False

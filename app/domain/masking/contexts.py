@@ -15,8 +15,11 @@ from app.domain.masking import names, values
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value found. `context` is where the text begins without which it would not be known;
-    hits that end before `seen` need no second look."""
+    """A value found.
+
+    `context` is where the text begins without which it would not be known; hits that end before
+    `seen` need no second look.
+    """
 
     start: int
     end: int

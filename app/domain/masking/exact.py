@@ -76,7 +76,7 @@ class Exact:
                     start = at - size
                     rest = data[at : at + len(form) - size]
                     if (
-                        0 <= start
+                        start >= 0
                         and data.startswith(form[:size], start)
                         and form.startswith(rest, size)
                     ):

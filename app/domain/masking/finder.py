@@ -24,13 +24,15 @@ class EngineUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """A pattern without look-around, `.*`, `^` and `$`, which never crosses a line break, and the
-    words (lower case) of which each of its hits holds one."""
+    """A pattern without look-around, `.*`, `^` and `$`, which never crosses a line break.
+
+    `words` are in lower case; each hit holds one of them. The canary is something it must find.
+    """
 
     pattern: bytes
-    any_case: bool
-    words: tuple[bytes, ...]
     canary: bytes
+    words: tuple[bytes, ...]
+    any_case: bool = False
 
 
 class Finder(Protocol):

@@ -19,8 +19,11 @@ class Mark:
 
 @dataclass(slots=True)
 class Found:
-    """All that was found in a text. `open` are places from which on what follows may change what
-    is masked, so nothing behind them may be stored yet."""
+    """All that was found in a text.
+
+    `open` are places from which on the masks depend on what follows, so nothing behind them may be
+    stored yet.
+    """
 
     marks: list[Mark] = field(default_factory=list)
     open: list[int] = field(default_factory=list)
@@ -36,4 +39,3 @@ def mark_lines(start: int, end: int, data: bytes, context: int, kind: str) -> It
     """
     for line in _LINE.finditer(data, start, end):
         yield Mark(line.start(), line.end(), context, kind)
-        context = line.end()

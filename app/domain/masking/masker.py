@@ -184,7 +184,7 @@ class Masker:
         return cut.boundary(data, self._analyze(data, values), values)
 
     def mask_chunk(self, data: bytes, exact: ExactValues = (), *, final: bool) -> Chunk:
-        """`safe_cut` and `mask_bytes` in one pass. If masking fails all is accepted and withheld."""
+        """`safe_cut` and `mask_bytes` in one pass. If masking fails, all of it is withheld."""
         values = _exact(exact)
         try:
             found = self._analyze(data, values)
@@ -198,7 +198,7 @@ class Masker:
 
         A reference, `{"secret_ref": "…"}`, is none. No pointer repeats a secret.
         """
-        return structured.find(spec, lambda text: self.mask_text(text))
+        return structured.find(spec, self.mask_text)
 
     def _analyze(self, data: bytes, exact: Exact) -> Found:
         return (self._given or _engine()).analyze(data, exact)

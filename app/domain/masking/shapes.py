@@ -38,8 +38,11 @@ _PLACE = re.compile(r"<([A-Z])(\d+)(\+?)>")
 
 @dataclass(frozen=True)
 class Shape:
-    """One published form. `bounded`: only where no word runs into it; `mixed`: needs a digit and
-    a letter, for prefixes so short that plain words have them."""
+    """One published form.
+
+    `bounded`: only where no word runs into it; `mixed`: with a digit, a small and a capital letter.
+    Both are for prefixes so short that plain words and hashes have them.
+    """
 
     kind: str
     text: str
@@ -177,7 +180,7 @@ ai_service            -   gsk_<A52> xai-<A70> pplx-<A48> nvapi-<W60> sk-or-v1-<H
 ai_service            -   sk-lf-<H8>-<H4>-<H4>-<H4>-<H12>
 ai_service            b   hf_<L34> r8_<A37>
 ai_service            bm  sk-<A32>
-jwt                   -   eyJ<W10+>.eyJ<W8+>.<W8>
+jwt                   -   eyJ<W10+>.eyJ<T8>
 jwe                   -   eyJ<W16+>.<W20+>.<W12+>.<W12+>.<W16>
 password_hash         -   $1$<C16> $5$<C16> $6$<C16> $y$<C16> $2a$<C16> $2b$<C16> $2y$<C16>
 password_hash         -   $apr1$<C16> $argon2i$<C16> $argon2id$<C16>
