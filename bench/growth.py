@@ -1,7 +1,7 @@
 """`make bench-growth`: what a claim costs as the queue grows by what this runner cannot take.
 
 Side by side in one run, on one database: an almost empty queue, then a million queued attempts that
-only others may take (in one class, then spread over 2,000), then a million behind one held key. Each
+only others may take (in one class, then over 2,000), then a million behind one held key. Each
 line is the claim's two statements, the look and the lease, in transactions that are rolled back.
 """
 

@@ -46,6 +46,8 @@ router = APIRouter(
     dependencies=[Depends(require("control-plane", "operator"))],
 )
 
+_MAX_NUMBER = 2**31 - 1
+
 AttemptId = Annotated[UUID, Path(description="The attempt.")]
 StreamName = Annotated[LogStream, Path(description="The stream.")]
 
@@ -145,10 +147,15 @@ def _moment(name: str, moment: datetime | None) -> datetime | None:
     """The time in UTC, which one without a zone is taken to be in. Raises RequestInvalid."""
     if moment is None:
         return None
-    if not 1970 <= moment.year < 9999:  # noqa: PLR2004 - what every time zone and window can hold
+    if not _is_usable(moment):
         fault = {"pointer": f"/query/{name}", "detail": "must lie between the years 1970 and 9998"}
         raise RequestInvalid([fault])
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def _is_usable(moment: datetime) -> bool:
+    """Whether the moment has a place in every time zone, and a day before it."""
+    return 1970 <= moment.year < 9999  # noqa: PLR2004
 
 
 def _windowed(narrowed: listing.Filter) -> listing.Filter:
@@ -165,10 +172,12 @@ def _time_place(place: list[Any] | None) -> tuple[datetime, UUID] | None:
     if place is None:
         return None
     try:
-        moment, identifier = place
-        return datetime.fromisoformat(moment), UUID(identifier)
-    except (ValueError, TypeError, AttributeError):
+        moment, identifier = datetime.fromisoformat(place[0]), UUID(place[1])
+    except (ValueError, TypeError, AttributeError, IndexError):
         raise PageTokenInvalid from None
+    if moment.tzinfo is None or not _is_usable(moment):
+        raise PageTokenInvalid
+    return moment, identifier
 
 
 async def _list(
@@ -233,8 +242,7 @@ async def list_events(
 ) -> Response:
     """Read the timeline of an attempt, in order."""
     filters = {"attempt_id": attempt_id}
-    place = paging.decode(page_token, filters)
-    after = place[0] if place and isinstance(place[0], int) else 0
+    after = _event_place(paging.decode(page_token, filters))
     size = paging.bounded(page_size)
     found = await services_of(request).database.run(
         lambda conn: timelines.list_events(conn, attempt_id, after=after, limit=size + 1)
@@ -308,12 +316,24 @@ async def list_logs(
     return answer(LogPage(items=items, next_page_token=token))
 
 
+def _event_place(place: list[Any] | None) -> int:
+    match place:
+        case None:
+            return 0
+        case [int() as number] if 0 <= number <= _MAX_NUMBER:
+            return number
+        case _:
+            raise PageTokenInvalid
+
+
 def _log_place(place: list[Any] | None) -> tuple[int, str, int] | None:
     match place:
         case None:
             return None
-        case [int() as lease_number, str() as stream, int() as offset]:
-            return lease_number, stream, offset
+        case [int() as number, str() as stream, int() as offset] if (
+            0 <= number <= _MAX_NUMBER and stream in set(LogStream) and 0 <= offset < 2**53
+        ):
+            return number, stream, offset
         case _:
             raise PageTokenInvalid
 

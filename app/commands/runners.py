@@ -46,6 +46,10 @@ async def register(
         jsontext.dumps(dict(command.labels)),
     )
     runner_id, session_id = command.runner_id, command.session_id
+    # Before a removed runner's row would be made anew: its sessions are remembered.
+    replaced, _ = await runners.session_history(conn, runner_id, session_id)
+    if replaced:
+        return SessionReplaced(action="stop")
     if not await runners.add_once(conn, runner_id, session_id, profile):
         registered = await runners.lock(conn, runner_id, profile)
         if registered.session_id == session_id:
@@ -53,8 +57,8 @@ async def register(
                 return SessionReused()
             await runners.mark_seen(conn, runner_id)
             return Registration(began=False)
-        known, recent = await runners.session_history(conn, runner_id, session_id)
-        if known:
+        replaced, recent = await runners.session_history(conn, runner_id, session_id)
+        if replaced:
             return SessionReplaced(action="stop")
         if recent > _MAX_SESSIONS_A_MINUTE:
             await runners.mark_contested(conn, runner_id)

@@ -49,14 +49,14 @@ def script() -> str:
     for number, line in enumerate(_stdout_lines(), 1):
         lines += [f"echo '{line}'", f"sleep {SECONDS_A_STEP / 2}"]
         if number == WARNING_STEP:
-            lines.append('echo "warning: $credential will expire soon" >&2')
+            lines.append('echo "warning: $credential expires soon" >&2')
         lines.append(f"sleep {SECONDS_A_STEP / 2}")
     return "\n".join(lines)
 
 
 def expected() -> dict[str, bytes]:
     """What it prints, by stream."""
-    stderr = f"warning: {CREDENTIAL} will expire soon\n"
+    stderr = f"warning: {CREDENTIAL} expires soon\n"
     return {
         "stdout": "".join(f"{x}\n" for x in _stdout_lines()).encode(),
         "stderr": stderr.encode(),

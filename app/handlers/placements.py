@@ -55,14 +55,16 @@ async def _explain(conn: Connection, services: Services, attempt_id: UUID) -> Ex
         return Explanation(waiting, [settled], {}, [], None, None)
     key = waiting.concurrency_key
     hold = await holds.find(conn, key) if key is not None else None
-    runners = await placements.list_runners(
-        conn, waiting.runner_kind, offline_after(services), services.terms.lease_time
-    )
-    standings = _standings(waiting, runners)
+    standings = await _standings(conn, services, waiting)
     position = await placements.count_ahead(conn, waiting) if waiting.claimable else None
     return Explanation(
         waiting,
-        [*_line(waiting, hold), *_back_off(waiting), _fleet(standings)],
+        [
+            *_key_held(waiting, hold),
+            *await _line(conn, services, waiting, hold),
+            *_back_off(waiting),
+            _fleet(standings),
+        ],
         count(standings),
         nearest(standings, _NEAREST),
         None if position is None else position + 1,
@@ -81,25 +83,32 @@ def _settled(waiting: Waiting) -> tuple[Reason, str] | None:
     return None
 
 
-def _line(waiting: Waiting, hold: Hold | None) -> list[tuple[Reason, str]]:
-    if waiting.concurrency_key is None or (hold and hold.attempt_id == waiting.id):
+def _key_held(waiting: Waiting, hold: Hold | None) -> list[tuple[Reason, str]]:
+    if hold is None or hold.attempt_id == waiting.id:
         return []
-    if hold is not None:
-        still = (
-            f"attempt {hold.attempt_id} is {hold.attempt_status}"
-            if hold.attempt_ended_at is None
-            else f"attempt {hold.attempt_id} ended as {hold.attempt_status} without its runner's "
-            "word, so its work may still be going on"
-        )
-        return [(Reason.KEY_HELD, f"Its concurrency key is held: {still}.")]
-    if waiting.first_in_line not in {None, waiting.id}:
-        return [
-            (
-                Reason.BEHIND_IN_LINE,
-                f"Attempt {waiting.first_in_line} goes first for the same concurrency key.",
-            )
-        ]
-    return []
+    still = (
+        f"attempt {hold.attempt_id} is {hold.attempt_status}"
+        if hold.attempt_ended_at is None
+        else f"attempt {hold.attempt_id} ended as {hold.attempt_status} without its runner's "
+        "word, so its work may still be going on"
+    )
+    return [(Reason.KEY_HELD, f"Its concurrency key is held: {still}.")]
+
+
+async def _line(
+    conn: Connection, services: Services, waiting: Waiting, hold: Hold | None
+) -> list[tuple[Reason, str]]:
+    """Who goes first for the same key, and what that one waits for: the line is strict."""
+    owns = hold is not None and hold.attempt_id == waiting.id
+    if owns or waiting.first_in_line in {None, waiting.id}:
+        return []
+    first = await placements.find(conn, waiting.first_in_line)
+    if first is None:
+        return []
+    standings = await _standings(conn, services, first)
+    _, sentence = [*_key_held(first, hold), *_back_off(first), _fleet(standings)][0]
+    who = f"Attempt {first.id} goes first for the same concurrency key"
+    return [(Reason.BEHIND_IN_LINE, f"{who}, and waits itself: {sentence}")]
 
 
 def _back_off(waiting: Waiting) -> list[tuple[Reason, str]]:
@@ -125,7 +134,10 @@ def _fleet(standings: list[Standing]) -> tuple[Reason, str]:
     return reason, sentences[reason]
 
 
-def _standings(waiting: Waiting, runners: list[FleetRunner]) -> list[Standing]:
+async def _standings(conn: Connection, services: Services, waiting: Waiting) -> list[Standing]:
+    runners = await placements.list_runners(
+        conn, waiting.runner_kind, offline_after(services), services.terms.lease_time
+    )
     placement = orjson.loads(waiting.placement)
     demands = Demands(
         waiting.runner_kind, waiting.job_type, placement.get("zone"), placement.get("labels", {})

@@ -51,7 +51,8 @@ class EndDue:
                 backs_off=not calm.soon_after_outage,
             )
         )
-        await self._count_lapsed(services, ended)
+        if not calm.soon_after_outage:
+            await self._count_lapsed(services, ended)
         await tell(services, ended)
         return Result(len(ended), more=due.full and bool(ended))
 
@@ -67,12 +68,10 @@ class EndDue:
         return begun
 
     async def _count_lapsed(self, services: Services, ended: list[ends.End]) -> None:
-        runners = sorted(
-            {
-                end.runner_instance_id
-                for end in ended
-                if end.lease_word == "expired" and not end.started and end.runner_instance_id
-            }
-        )
-        if runners:
-            await services.database.run(lambda conn: ends.count_lapsed_claims(conn, runners))
+        lapsed = [
+            end.lease_id
+            for end in ended
+            if end.lease_word == "expired" and not end.started and end.lease_id is not None
+        ]
+        if lapsed:
+            await services.database.run(lambda conn: ends.count_lapsed_claims(conn, lapsed))

@@ -308,26 +308,27 @@ async def attempts_of(conn: Connection, lease_ids: Sequence[UUID]) -> list[UUID]
     return [row["attempt_id"] for row in await conn.fetch(_ATTEMPTS_OF, list(lease_ids))]
 
 
-# Of the claims of these sessions, newest first: how many in a row lapsed with every lease
-# unstarted. Five make the runner unhealthy; it claims nothing until it registers a new session.
+# A claim has lapsed when the last of its leases expired and none of them was ever started. Five in
+# a row make the runner unhealthy: it claims nothing until it registers a new session. Any start
+# begins the count anew.
 _COUNT_LAPSED = """
 -- ends.count_lapsed_claims
-UPDATE runner_instances r SET lapsed_claims = c.lapsed
+UPDATE runner_instances r SET lapsed_claims = r.lapsed_claims + k.lapsed
 FROM (
-    SELECT i.id, (
-        SELECT count(*) FROM (
-            SELECT bool_and(q.lapsed) OVER (ORDER BY q.claimed_at DESC) AS all_lapsed FROM (
-                SELECT max(l.created_at) AS claimed_at,
-                    bool_and(l.status = 'expired' AND l.started_at IS NULL) AS lapsed
-                FROM runner_leases l
-                WHERE l.runner_instance_id = i.id AND l.session_id = i.session_id
-                GROUP BY l.claim_request_id ORDER BY 1 DESC LIMIT 5) q) p
-        WHERE p.all_lapsed)::int AS lapsed
-    FROM runner_instances i WHERE i.id = ANY($1::text[]) ORDER BY i.id FOR NO KEY UPDATE) c
-WHERE r.id = c.id AND r.lapsed_claims IS DISTINCT FROM c.lapsed
+    SELECT i.id, c.lapsed FROM runner_instances i JOIN (
+        SELECT l.runner_instance_id, l.session_id,
+            count(DISTINCT l.claim_request_id)::int AS lapsed
+        FROM runner_leases l WHERE l.id = ANY($1::uuid[]) AND NOT EXISTS (
+            SELECT FROM runner_leases o WHERE o.runner_instance_id = l.runner_instance_id
+                AND o.session_id = l.session_id AND o.claim_request_id = l.claim_request_id
+                AND (o.status <> 'expired' OR o.started_at IS NOT NULL))
+        GROUP BY l.runner_instance_id, l.session_id) c
+        ON c.runner_instance_id = i.id AND c.session_id = i.session_id
+    ORDER BY i.id FOR NO KEY UPDATE OF i) k
+WHERE r.id = k.id
 """
 
 
-async def count_lapsed_claims(conn: Connection, runner_ids: Sequence[str]) -> None:
-    """Count anew how many claims in a row of these runners lapsed unstarted."""
-    await conn.execute(_COUNT_LAPSED, list(runner_ids))
+async def count_lapsed_claims(conn: Connection, lease_ids: Sequence[UUID]) -> None:
+    """Count the claims that lapsed with these leases, which expired just now without a start."""
+    await conn.execute(_COUNT_LAPSED, list(lease_ids))

@@ -1,7 +1,8 @@
 """The late word: what a runner says after its lease has ended.
 
 It changes nothing of the outcome. It is kept as an event, once per lease, and it settles whether
-the runner has stopped: then the attempt's concurrency key may be free.
+the runner has stopped: once the last one that had started has said so of an ended attempt, the
+attempt's concurrency key may be free.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ WITH input AS (
         last_feed_xid = feed_xid_after(a.last_feed_epoch, a.last_feed_xid)
     FROM fenced f WHERE a.id = f.attempt_id
     RETURNING a.id, a.last_event_number, a.last_event_at, a.last_feed_epoch, a.last_feed_xid,
-        a.stop_confirmed, a.concurrency_key, a.finished_at, f.id AS lease_id, f.lease_number,
-        f.runner_instance_id, f.outcome, f.category, f.message, f.result
+        a.stop_confirmed, a.concurrency_key, f.id AS lease_id, f.lease_number, f.runner_instance_id,
+        f.outcome, f.category, f.message, f.result
 ), told AS (
     INSERT INTO attempt_events (id, attempt_id, event_number, event_type, payload, feed_epoch,
         feed_xid, created_at)
@@ -55,7 +56,7 @@ WITH input AS (
 ), freed AS (
     DELETE FROM concurrency_holds h USING noted n
     WHERE h.concurrency_key = n.concurrency_key AND h.attempt_id = n.id
-        AND h.lease_number = n.lease_number AND n.finished_at IS NOT NULL
+        AND h.lease_number = n.lease_number AND n.stop_confirmed
     RETURNING h.concurrency_key
 )
 SELECT n.lease_id, f.concurrency_key AS freed_key FROM noted n

@@ -55,6 +55,11 @@ WITH input AS (
     WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = 'active'
     RETURNING l.id, l.attempt_id, l.lease_number, l.runner_instance_id, l.started_at,
         l.expires_at, t.status AS was, t.started_at IS NULL AS lease_first
+), healthy AS (
+    UPDATE runner_instances r SET lapsed_claims = 0 FROM (
+        SELECT r.id FROM runner_instances r JOIN fenced f ON f.runner_instance_id = r.id
+        WHERE r.lapsed_claims > 0 FOR NO KEY UPDATE OF r SKIP LOCKED) k
+    WHERE r.id = k.id
 ), moved AS (
     UPDATE execution_attempts a SET status = 'running',
         started_at = coalesce(a.started_at, f.started_at),

@@ -81,25 +81,25 @@ async def lock(conn: Connection, runner_id: str, profile: Profile) -> Registered
 
 _SESSION_HISTORY = """
 -- runners.session_history
-SELECT EXISTS (SELECT FROM runner_sessions WHERE runner_instance_id = $1 AND session_id = $2)
-        AS known,
+SELECT EXISTS (SELECT FROM runner_sessions WHERE runner_instance_id = $1 AND session_id = $2
+        AND replaced_at IS NOT NULL) AS replaced,
     (SELECT count(*) FROM runner_sessions WHERE runner_instance_id = $1
         AND began_at > clock_now() - interval '1 minute') AS recent
 """
 
 
 async def session_history(conn: Connection, runner_id: str, session_id: UUID) -> tuple[bool, int]:
-    """Whether this session was ever registered, and how many began in the last minute."""
+    """Whether another took over from this session, and how many began in the last minute."""
     row = await conn.fetchrow(_SESSION_HISTORY, runner_id, session_id)
     assert row is not None  # noqa: S101 - a SELECT without FROM
-    return row["known"], row["recent"]
+    return row["replaced"], row["recent"]
 
 
 _BEGIN_SESSION = """
 -- runners.begin_session
 WITH begun AS (
     INSERT INTO runner_sessions (runner_instance_id, session_id, began_at)
-    VALUES ($1, $2, clock_fact())
+    VALUES ($1, $2, clock_fact()) ON CONFLICT DO NOTHING
 ), replaced AS (
     UPDATE runner_sessions SET replaced_at = clock_fact()
     WHERE runner_instance_id = $1 AND session_id <> $2 AND replaced_at IS NULL

@@ -53,9 +53,7 @@ async def open_instance(
 def quiet() -> Iterator[None]:
     """Faults on purpose fill no terminal: a traceback in colours takes longer than its test."""
     before = structlog.get_config()
-    structlog.configure(
-        processors=[lambda *_: ""], logger_factory=structlog.ReturnLoggerFactory()
-    )
+    structlog.configure(processors=[lambda *_: ""], logger_factory=structlog.ReturnLoggerFactory())
     yield
     structlog.configure(**before)
 

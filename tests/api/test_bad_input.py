@@ -521,9 +521,7 @@ WORDS = st.sampled_from(
 LEAVES = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS, WORDS, st.uuids().map(str))
 ANYTHING = st.recursive(
     LEAVES,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=4)
-    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=4)),
     max_leaves=12,
 )
 FIELDS = st.sampled_from(

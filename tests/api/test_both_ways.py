@@ -228,5 +228,3 @@ async def test_command_that_comes_over_both_ways_has_one_effect(
 async def empty(sql: asyncpg.Connection) -> None:
     kept = _LEFT_OUT | {"placement_class_versions"}
     await sql.execute(f"TRUNCATE {', '.join(tables.metadata.tables.keys() - kept)}")
-
-

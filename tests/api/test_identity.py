@@ -90,9 +90,7 @@ async def test_no_role_may_call_the_routes_of_another(role, http, issuer, servic
         "runner": {"attempts"},
         "pubsub": {"runners", "attempts"},
     }[role]
-    foreign = [
-        (method, path) for method, path, tags in routes_of(services) if tags & others
-    ]
+    foreign = [(method, path) for method, path, tags in routes_of(services) if tags & others]
 
     assert foreign
     for method, path in foreign:

@@ -386,9 +386,7 @@ async def test_command_with_a_wrong_lease_token_is_recorded_without_it(
 async def test_handler_that_the_subscription_may_not_call_is_recorded(
     open_instance, push_to, control, sql
 ):
-    pusher = push_to(
-        await open_instance(PUSH__SUBSCRIPTIONS={SUBSCRIPTION: ["lease.heartbeat"]})
-    )
+    pusher = push_to(await open_instance(PUSH__SUBSCRIPTIONS={SUBSCRIPTION: ["lease.heartbeat"]}))
 
     answer = await pusher.push("attempt.create", new_attempt())
 
@@ -400,6 +398,7 @@ async def test_handler_that_the_subscription_may_not_call_is_recorded(
 @pytest.mark.parametrize(
     ("content", "status"),
     [(b"[]", 400), (json.dumps(envelope(data={"x": 1})).encode(), 422)],
+    ids=["no_envelope", "invalid_data"],
 )
 async def test_poison_can_be_left_to_the_subscriptions_own_dead_letter_topic(
     content, status, open_instance, push_to, sql
@@ -432,9 +431,7 @@ async def test_unknown_handler_is_waited_for_and_in_the_end_recorded(open_instan
     assert await count(sql, "message_failures") == 0
 
 
-async def test_failures_in_quick_succession_are_no_reason_to_give_up(
-    open_instance, push_to, sql
-):
+async def test_failures_in_quick_succession_are_no_reason_to_give_up(open_instance, push_to, sql):
     http = await open_instance(
         PUSH__SUBSCRIPTIONS={SUBSCRIPTION: ["future.handler"]},
         PUSH__FAILURES_BEFORE_DEAD_LETTER=3,

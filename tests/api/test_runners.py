@@ -535,9 +535,7 @@ async def test_replayed_lease_is_shown_as_it_was_although_another_runner_went_on
     assert again["attempt"]["runner_instance_id"] == other.runner.id
 
 
-async def test_tokens_stay_the_same_when_the_server_key_is_changed(
-    runner, control, open_instance
-):
+async def test_tokens_stay_the_same_when_the_server_key_is_changed(runner, control, open_instance):
     runner.http = await open_instance(KEYS__CURRENT="k1", KEYS__SECRETS=SECRETS)
     await control.create()
     await runner.register()
@@ -551,9 +549,7 @@ async def test_tokens_stay_the_same_when_the_server_key_is_changed(
     assert (await again.start()).status_code == 200
 
 
-async def test_repeat_whose_token_key_is_gone_gives_the_leases_back(
-    runner, control, open_instance
-):
+async def test_repeat_whose_token_key_is_gone_gives_the_leases_back(runner, control, open_instance):
     runner.http = await open_instance(KEYS__CURRENT="k1", KEYS__SECRETS=SECRETS)
     attempt = await control.create()
     await runner.register()

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -85,32 +85,44 @@ class World:
         return (await self.control.read_log(attempt_id, stream)).content
 
 
-@pytest.fixture
-async def make_world(database_url, objects, issuer, tmp_path):
-    """Begin a world whose service has further settings; all of it is gone after the test."""
-    worlds: list[World] = []
-    clients: list[httpx.AsyncClient] = []
-
-    async def make(**settings) -> World:
-        variables = environment(database_url, objects, issuer, **settings)
-        service = await ServiceProcess(variables, tmp_path / "service.log").start()
-        clients.append(httpx.AsyncClient(base_url=service.url, timeout=15))
-        worlds.append(World(service, clients[-1], issuer[0], tmp_path))
-        return worlds[-1]
-
-    yield make
-    for world in worlds:
+@asynccontextmanager
+async def open_world(service: ServiceProcess, issuer, folder: Path):
+    """A world around a running service; its runners are gone after it."""
+    async with httpx.AsyncClient(base_url=service.url, timeout=15) as http:
+        world = World(service, http, issuer[0], folder)
+        yield world
         for runner in world.runners:
             runner.process.kill()
             runner.process.wait()
-        await world.service.stop()
-    for client in clients:
-        await client.aclose()
+
+
+@pytest.fixture(scope="module")
+async def service(make_database, objects, issuer, tmp_path_factory):
+    """One service for all tests here that need no other settings."""
+    variables = environment(await make_database(), objects, issuer)
+    process = ServiceProcess(variables, tmp_path_factory.mktemp("service") / "log")
+    yield await process.start()
+    await process.stop()
 
 
 @pytest.fixture
-async def world(make_world) -> World:
-    return await make_world()
+async def world(service, issuer, tmp_path):
+    async with open_world(service, issuer, tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def make_world(fresh_database, objects, issuer, tmp_path):
+    """A world whose service has further settings."""
+    async with AsyncExitStack() as stack:
+
+        async def make(**settings) -> World:
+            variables = environment(fresh_database, objects, issuer, **settings)
+            service = await ServiceProcess(variables, tmp_path / "service.log").start()
+            stack.push_async_callback(service.stop)
+            return await stack.enter_async_context(open_world(service, issuer, tmp_path))
+
+        yield make
 
 
 def is_alive(pid: int) -> bool:

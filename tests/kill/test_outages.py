@@ -185,7 +185,7 @@ LIBFAKETIME = Path(f"/usr/lib/{platform.machine()}-linux-gnu/faketime/libfaketim
 async def test_a_clock_thirty_seconds_off_on_one_of_two_instances_changes_nothing(
     fresh_database, objects, issuer, tmp_path
 ):
-    if not LIBFAKETIME.exists():  # noqa: ASYNC240
+    if not LIBFAKETIME.exists():
         assert os.environ.get("CI") != "true", "the CI installs faketime"
         pytest.skip("faketime is not installed (Debian package faketime)")
     common = {"LEASES__LEASE_SECONDS": LEASE_SECONDS, "IDENTITY__CLOCK_SKEW_SECONDS": 60}

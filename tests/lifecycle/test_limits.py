@@ -163,15 +163,15 @@ async def test_wait_for_a_continuation_counts_from_the_last_lease(world, clock):
     assert await world.end(held.attempt_id) == ("lost", "heartbeat_lost", False)
 
 
-@pytest.mark.parametrize("timeout", [300, 7200])
-async def test_limit_is_what_each_command_leaves_it_as(world, clock, timeout):
+@pytest.mark.parametrize("run_limit", [300, 7200])
+async def test_limit_is_what_each_command_leaves_it_as(world, clock, run_limit):
     """Queue, start, run, wait for a continuation, cancel: the earliest that applies."""
 
     async def left(attempt_id: str) -> float | None:
         limit = await world.limit(attempt_id)
         return None if limit is None else (limit - clock.now).total_seconds()
 
-    attempt_id = await world.create(AGAIN, queue_timeout_seconds=50, timeout_seconds=timeout)
+    attempt_id = await world.create(AGAIN, queue_timeout_seconds=50, timeout_seconds=run_limit)
     seen = {"created": await left(attempt_id)}
     await clock.forward(10)
     first = await (await world.runner(AGAIN)).claim()
@@ -213,10 +213,10 @@ async def test_limit_is_what_each_command_leaves_it_as(world, clock, timeout):
         "leased again": START,
         "expired": START - 15,
         "leased a third time": START - 15,
-        "started": timeout,
-        "waiting": min(timeout - LEASE, START),
-        "continued": timeout - LEASE - 20,
-        "started again": timeout - LEASE - 20,
+        "started": run_limit,
+        "waiting": min(run_limit - LEASE, START),
+        "continued": run_limit - LEASE - 20,
+        "started again": run_limit - LEASE - 20,
         "cancel asked": GRACE,
         "ended": None,
     }

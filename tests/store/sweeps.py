@@ -37,7 +37,7 @@ async def expire(sql: asyncpg.Connection, services: Services, held) -> None:
 async def until_blocked(sql: asyncpg.Connection) -> None:
     """Return when some other connection of this database waits for a lock."""
     async with asyncio.timeout(5):
-        while not await sql.fetchval(  # noqa: ASYNC110 - the server tells nobody
+        while not await sql.fetchval(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
             "AND wait_event_type = 'Lock'"
         ):

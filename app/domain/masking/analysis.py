@@ -10,7 +10,7 @@ from functools import cached_property
 
 from app.domain.masking import blocks, cut, encoded, finder
 from app.domain.masking.contexts import CONTEXTS, Context
-from app.domain.masking.exact import Exact
+from app.domain.masking.exact import KIND, Exact
 from app.domain.masking.finder import Detector, Hit
 from app.domain.masking.marks import Found, Mark
 from app.domain.masking.shapes import SHAPES, Shape
@@ -44,14 +44,15 @@ _PLAIN_WORDS = (
     b"Secret", b"SECRET", b"token", b"Token", b"TOKEN", b"api_key", b"apikey", b"api-key",
     b"apiKey", b"API_KEY", b"access_key", b"accessKey", b"ACCESS_KEY", b"private_key",
     b"client-key", b"AccountKey", b"Authorization", b"authorization", b"Bearer ", b"https://",
-    b"http://", b"postgres", b"mysql://", b"mongodb", b"redis://", b"amqp", b"eyJhbG",
+    b"http://", b"postgres", b"mysql://", b"mongodb", b"redis://", b"amqp", b"eyJhbG", b".eyJ",
+    b"PASS=", b"_PASS", b"_pass", b"Cookie: ", b"cookie: ", b'"auth":', b"Basic ", b"_TOKEN", b"_KEY=",
 )  # fmt: skip
 
 
 def _base64_words() -> Iterator[bytes]:
     yield from _PLAIN_WORDS
     for shape in SHAPES:
-        word = shape.text.partition("<")[0].encode()
+        word = shape.text.partition("<")[0].encode() or shape.word
         if len(word) >= 3:  # noqa: PLR2004 - of two letters nothing is left to look for
             yield word
 
@@ -123,13 +124,9 @@ class Engine:
         """Add what a decoded text holds; `spread`: what may go on behind its end as well."""
         inner = self.analyze(view.text, exact, depth + 1)
         for mark in inner.marks:
+            begin = view.within if mark.kind == KIND else view.start
             found.marks.append(
-                replace(
-                    mark,
-                    start=view.start(mark.start),
-                    end=view.end(mark.end),
-                    context=view.start(mark.context),
-                )
+                Mark(begin(mark.start), view.end(mark.end), view.start(mark.context), mark.kind)
             )
         if spread:
             found.open += map(view.start, inner.open)
@@ -221,6 +218,8 @@ class _Examination:
             return end
         tail = shape.tail.match(self.data, end)
         stop = tail.end() if tail else end
+        if shape.bounded and shape.mixed and _in_base64(self.data, start, stop):
+            return stop
         self._mark(start, stop, start, shape.kind)
         return stop
 
@@ -249,6 +248,16 @@ def _runs_on(data: bytes, start: int) -> bool:
         return False
     escaped = before[:1] == b"%" and len(before) == 3  # noqa: PLR2004 - % and two digits
     return not (escaped or (before[-2:-1] == b"\\" and before[-1:] in b"nrt"))
+
+
+def _in_base64(data: bytes, start: int, end: int) -> bool:
+    """True in the middle of a longer run of base64, where any few letters stand at some time."""
+    before = data[max(0, start - 32) : start]
+    run = before[len(before.rstrip(_BASE64)) :]
+    return data[end : end + 1] in {b"+", b"/"} or (len(run) >= 24 and _is_mixed(run))  # noqa: PLR2004
+
+
+_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 
 
 def _is_mixed(text: bytes) -> bool:

@@ -6,9 +6,12 @@ import binascii
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 from app.domain.masking import values
 from app.domain.masking.blocks import encoded_line, line_before
+
+Become = bytes | Callable[[re.Match[bytes]], bytes]
 
 BEFORE, AFTER = 512, 8 * 1024
 
@@ -23,53 +26,48 @@ class View:
         """Where the byte `at` came from."""
         raise NotImplementedError
 
+    def within(self, at: int) -> int:
+        """The same, but never before it where one character holds parts of several bytes."""
+        return self.start(at)
+
     def end(self, at: int) -> int:
         """Where that ended which the text up to `at` came from."""
         raise NotImplementedError
 
 
 class _Replaced(View):
-    """Pieces of a text were replaced by shorter ones; `removed`: by nothing."""
+    """A range of a text in which each match of a pattern has become something shorter."""
 
-    def __init__(self, text: bytes, ours: list[int], theirs: list[int], *, removed: bool) -> None:
-        super().__init__(text)
-        self._ours, self._theirs, self._removed = ours, theirs, removed
+    def __init__(
+        self, data: bytes, start: int, end: int, pattern: re.Pattern[bytes], become: Become
+    ) -> None:
+        super().__init__(pattern.sub(become, data[start:end]))
+        self._source = data, start, end, pattern, become
+
+    @cached_property
+    def _places(self) -> tuple[list[int], list[int]]:
+        """After each replacement, where the text goes on here and there. Rarely asked for."""
+        data, start, end, pattern, become = self._source
+        ours, theirs = [0], [start]
+        size, at = 0, start
+        for found in pattern.finditer(data, start, end):
+            size += found.start() - at + (len(become(found)) if callable(become) else 0)
+            at = found.end()
+            ours.append(size)
+            theirs.append(at)
+        return ours, theirs
 
     def start(self, at: int) -> int:
-        place = bisect_right(self._ours, at) - 1
-        return self._theirs[place] + at - self._ours[place]
+        ours, theirs = self._places
+        place = bisect_right(ours, at) - 1
+        return theirs[place] + at - ours[place]
 
     def end(self, at: int) -> int:
-        if not self._removed:
+        if callable(self._source[-1]):
             return self.start(at)
-        place = max(bisect_left(self._ours, at) - 1, 0)
-        return self._theirs[place] + at - self._ours[place]
-
-
-def _replace(
-    data: bytes,
-    start: int,
-    end: int,
-    pattern: re.Pattern[bytes],
-    become: Callable[[re.Match[bytes]], bytes],
-    *,
-    removed: bool = False,
-) -> View | None:
-    """The view of a range in which each match has become something else; None without a match."""
-    pieces: list[bytes] = []
-    ours, theirs = [0], [start]
-    size, at = 0, start
-    for found in pattern.finditer(data, start, end):
-        piece = become(found)
-        pieces += (data[at : found.start()], piece)
-        size += found.start() - at + len(piece)
-        at = found.end()
-        ours.append(size)
-        theirs.append(at)
-    if at == start and len(ours) == 1:
-        return None
-    pieces.append(data[at:end])
-    return _Replaced(b"".join(pieces), ours, theirs, removed=removed)
+        ours, theirs = self._places
+        place = max(bisect_left(ours, at) - 1, 0)
+        return theirs[place] + at - ours[place]
 
 
 _COLOURS = re.compile(
@@ -81,10 +79,11 @@ def without_colours(data: bytes) -> View | None:
     """The text without the control sequences of terminals; None if there are none."""
     if b"\x1b" not in data:
         return None
-    return _replace(data, 0, len(data), _COLOURS, lambda _: b"", removed=True)
+    view = _Replaced(data, 0, len(data), _COLOURS, b"")
+    return view if len(view.text) < len(data) else None
 
 
-PERCENT = rb"%(?:25)?(?:3d|3a|22|27|2f|40|2b|5f)"
+PERCENT = rb"%(?:25)?(?:3d|3a|3c|22|27|2f|40|2b|5f|20--)"
 UNICODE = rb"\\u00(?:22|26|27|2b|2f|3a|3c|3d|3e|40|5f)"
 _PERCENT = re.compile(rb"%([0-9A-Fa-f]{2})")
 _PERCENT_OR_PLUS = re.compile(rb"%([0-9A-Fa-f]{2})|\+")
@@ -101,20 +100,14 @@ def window(data: bytes, start: int, end: int) -> tuple[int, int]:
 
 def from_percent(data: bytes, start: int, end: int) -> Iterator[View]:
     """The views of a URL-encoded piece: as it is, and with each plus as a blank."""
-    view = _replace(data, start, end, _PERCENT, _from_hex)
-    if view is not None:
-        yield view
-        if b"+" in data[start:end]:
-            spaced = _replace(data, start, end, _PERCENT_OR_PLUS, _from_hex)
-            if spaced is not None:
-                yield spaced
+    yield _Replaced(data, start, end, _PERCENT, _from_hex)
+    if b"+" in data[start:end]:
+        yield _Replaced(data, start, end, _PERCENT_OR_PLUS, _from_hex)
 
 
 def from_unicode(data: bytes, start: int, end: int) -> Iterator[View]:
     r"""The view of a piece in which characters are written as `\u0022`."""
-    view = _replace(data, start, end, _UNICODE, _from_hex)
-    if view is not None:
-        yield view
+    yield _Replaced(data, start, end, _UNICODE, _from_hex)
 
 
 def _from_hex(found: re.Match[bytes]) -> bytes:
@@ -142,6 +135,9 @@ class _Base64(View):
 
     def start(self, at: int) -> int:
         return self._place(at // 3 * 4)
+
+    def within(self, at: int) -> int:
+        return self._place(min(-(-at // 3) * 4, self._size - 1))
 
     def end(self, at: int) -> int:
         return self._place(min(-(-at // 3) * 4, self._size) - 1) + 1
@@ -208,6 +204,9 @@ def _wrapped(data: bytes, at: int) -> list[tuple[int, int]]:
     return lines
 
 
+_ANCHOR = 4  # fewer characters turn up in any base64 too often
+
+
 def anchors(word: bytes) -> Iterator[tuple[bytes, int]]:
     """What of the base64 of `word` does not depend on its neighbours, with its place in the group.
 
@@ -217,5 +216,5 @@ def anchors(word: bytes) -> Iterator[tuple[bytes, int]]:
         text = binascii.b2a_base64(b"\x00" * before + word + b"\x00\x00", newline=False)
         first = -(-before * 8 // 6)
         last = (before + len(word)) * 8 // 6
-        if last - first >= (5 if len(word) > 3 else 4):  # noqa: PLR2004 - four letters and more
+        if last - first >= _ANCHOR:
             yield text[first:last], first % 4

@@ -20,8 +20,8 @@ MIN_BYTES = 4
 MAX_BYTES = 16 * 1024
 """Longer values could not be kept whole between two chunks."""
 MAX_VALUES = 1000
+KIND = "exact"
 
-_KIND = "exact"
 _BREAK = re.compile(rb"\r\n|[\r\n]")
 _LINE_BYTES, _LINE_LETTERS = 8, 6
 _BASE64 = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_")
@@ -64,7 +64,7 @@ class Exact:
         if hits is None:
             return None
         return [
-            Mark(start, _group_end(data, start, end) if self._base64[form] else end, start, _KIND)
+            Mark(start, _group_end(data, start, end) if self._base64[form] else end, start, KIND)
             for end, start, form in hits
         ]
 

@@ -34,7 +34,7 @@ _BEFORE_KEY = {
 _PUBLIC_BEFORE = {
     "next", "page", "continuation", "continue", "pagination", "idempotency", "sync", "cancel",
     "cancellation", "public", "no", "max", "min", "num", "total", "prompt", "completion", "per",
-    "eos", "bos", "pad", "unk", "sep", "cls", "mask",
+    "existing", "pull", "eos", "bos", "pad", "unk", "sep", "cls", "mask",
 }  # fmt: skip
 # A name that goes on with one of these speaks about a secret and does not hold it.
 _ABOUT = {

@@ -68,8 +68,8 @@ _CODE = re.compile(
     """,
     re.VERBOSE,
 )
-_LETTERS = re.compile(rb"[A-Za-z][a-z'\-]*[.:!?]?")
-_PROSE = re.compile(rb"[ \t]{1,8}[A-Za-z(\"'`]")
+_LETTERS = re.compile(rb"[A-Za-z][a-z'\-]*[.:!?]{0,3}")
+_PROSE = re.compile(rb"[ \t]{1,8}[A-Za-z(\[\"'`]")
 
 
 def is_placeholder(value: bytes, *, quoted: bool = True) -> bool:
@@ -78,7 +78,7 @@ def is_placeholder(value: bytes, *, quoted: bool = True) -> bool:
     Except for openings such as `${`, whose end may stand anywhere, the whole value is compared:
     `no` is none, `no-Xy72` may be one. Without quotes a piece of program text counts as well.
     """
-    value = value.strip()
+    value = value.strip() if quoted else value.strip().rstrip(b"])}>,;:")
     if len(value) <= 64 and value.lower() in _WORDS:  # noqa: PLR2004 - the longest is 35
         return True
     if value[:16].lower().startswith(_REFERENCE):
@@ -95,6 +95,14 @@ def is_prose(data: bytes, start: int, end: int) -> bool:
         and _LETTERS.fullmatch(data, start, end) is not None
         and _PROSE.match(data, end) is not None
     )
+
+
+_OBJECT = re.compile(rb"[a-z0-9][a-z0-9\-]{0,62}/[a-z0-9][a-z0-9.\-]{0,252}")
+
+
+def is_object(value: bytes) -> bool:
+    """True for `namespace/name`, which tells of a secret kept elsewhere."""
+    return _OBJECT.fullmatch(value) is not None
 
 
 def is_word(value: bytes) -> bool:

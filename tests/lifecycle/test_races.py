@@ -1,0 +1,273 @@
+"""Commands that meet: whoever is second finds out, and an attempt ends once."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from itertools import combinations_with_replacement
+from uuid import UUID
+
+import httpx
+import pytest
+
+from app.store import ends
+from tests.lifecycle.world import AGAIN, ONCE, World, new_key, refusal
+from tests.store.sweeps import Gate, until_blocked
+
+LEASE = 30
+TERMINAL = {"succeeded", "failed", "cancelled", "timed_out", "lost"}
+
+
+# --- the sweep and what happened since it looked --------------------------------------------------
+
+
+@pytest.fixture
+def after_the_look(monkeypatch) -> Callable[[Callable[[], Awaitable[object]]], None]:
+    """Let something happen between the sweep's look and its write."""
+
+    def happen(something: Callable[[], Awaitable[object]]) -> None:
+        look = ends.list_due
+
+        async def look_and_then(conn, limit):
+            due = await look(conn, limit)
+            monkeypatch.setattr(ends, "list_due", look)
+            await something()
+            return due
+
+        monkeypatch.setattr(ends, "list_due", look_and_then)
+
+    return happen
+
+
+async def test_sweep_that_looked_before_a_completion_leaves_its_outcome(
+    world, clock, after_the_look
+):
+    held = await world.running()
+    await clock.forward(LEASE)
+    after_the_look(held.complete)
+
+    ended = await world.sweep()
+
+    assert ended == 0
+    assert await world.end(held.attempt_id) == ("succeeded", None, True)
+    assert (await world.control.event_types(held.attempt_id))[-1] == "succeeded"
+
+
+async def test_sweep_that_looked_before_a_heartbeat_leaves_the_lease(world, clock, after_the_look):
+    held = await world.running()
+    await clock.forward(LEASE)
+    after_the_look(held.beat)
+
+    assert await world.sweep() == 0
+    assert await world.leases(held.attempt_id) == ["active"]
+
+
+async def test_sweep_that_looked_before_somebody_else_took_over_leaves_the_new_lease(
+    world, clock, after_the_look
+):
+    held = await world.leased()
+    await clock.forward(15)
+    other = await world.runner()
+
+    async def take_over() -> None:
+        await held.post("release")
+        await other.start()
+
+    after_the_look(take_over)
+
+    assert await world.sweep() == 0
+    assert await world.leases(held.attempt_id) == ["released", "active"]
+    assert await world.control.status(held.attempt_id) == "running"
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [({"timeout_seconds": 20}, "succeeded"), ({}, "cancelled")],
+    ids=["run limit", "cancel limit"],
+)
+async def test_sweep_that_looked_at_a_limit_before_a_completion_leaves_its_outcome(
+    world, clock, after_the_look, fields, outcome
+):
+    held = await world.running(**fields)
+    if outcome == "cancelled":
+        await world.cancel(held.attempt_id)
+        for _ in range(6):
+            await clock.forward(10)
+            await held.beat()
+    else:
+        await clock.forward(20)
+    after_the_look(lambda: held.complete(outcome))
+
+    assert await world.sweep() == 0
+    assert (await world.end(held.attempt_id))[0] == outcome
+
+
+async def test_sweep_that_looked_at_a_queue_limit_before_a_claim_leaves_the_lease(
+    world, clock, after_the_look
+):
+    attempt_id = await world.create(queue_timeout_seconds=20)
+    runner = await world.runner()
+    await clock.forward(20)
+    after_the_look(runner.claim)
+
+    assert await world.sweep() == 0
+    assert await world.leases(attempt_id) == ["active"]
+
+
+# --- a start that is sent twice -------------------------------------------------------------------
+
+
+async def test_start_sent_twice_at_once_around_a_cancel_does_not_end_the_work_that_began(
+    world, monkeypatch
+):
+    """The second start took its look before the first was committed, and its turn after a cancel."""
+    held = await world.leased()
+    gate = Gate(world.services, monkeypatch)
+    first = asyncio.create_task(held.start())
+    await gate.reached.wait()
+    cancel = asyncio.create_task(world.cancel(held.attempt_id))
+    await until_blocked(world.sql)
+    second = asyncio.create_task(held.start())
+    await blocked(world, 2)
+
+    gate.opened.set()
+    began, asked, again = await asyncio.gather(first, cancel, second)
+
+    assert (began.status_code, asked.status_code) == (200, 200)
+    assert refusal(again) == (409, "cancelled", "stop")
+    assert await world.control.status(held.attempt_id) == "running"
+    assert (await held.complete("cancelled")).status_code == 200
+
+
+async def blocked(world: World, count: int) -> None:
+    """Return when so many connections wait for locks."""
+    async with asyncio.timeout(5):
+        while (
+            await world.sql.fetchval(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND wait_event_type = 'Lock'"
+            )
+            < count
+        ):
+            await asyncio.sleep(0.002)
+
+
+# --- cancel against everything, many times --------------------------------------------------------
+
+
+async def one_ending(world: World, attempt_id: str) -> str | None:
+    """The attempt's one terminal event, None while it is open."""
+    types = await world.control.event_types(attempt_id)
+    endings = [name for name in types if name in TERMINAL]
+    status = await world.control.status(attempt_id)
+    assert endings == ([status] if status in TERMINAL else []), types
+    return endings[0] if endings else None
+
+
+async def cancel_against_claim(world: World, runner) -> None:
+    attempt_id = await world.create()
+
+    asked, claimed = await asyncio.gather(world.cancel(attempt_id), runner.claim_all())
+
+    assert asked.status_code == 200
+    if claimed:
+        [held] = claimed
+        assert refusal(await held.start()) == (409, "cancelled", "stop")
+    assert await one_ending(world, attempt_id) == "cancelled"
+
+
+async def cancel_against_start(world: World, runner) -> None:
+    attempt_id = await world.create()
+    held = await runner.claim()
+
+    asked, started = await asyncio.gather(world.cancel(attempt_id), held.start())
+
+    assert asked.status_code == 200
+    if started.status_code == 200:
+        assert (await held.beat()).json()["action"] == "cancel"
+        assert (await held.complete("cancelled")).status_code == 200
+    assert await one_ending(world, attempt_id) == "cancelled"
+
+
+async def cancel_against_complete(world: World, runner) -> None:
+    attempt_id = await world.create()
+    held = await runner.start()
+
+    asked, completed = await asyncio.gather(world.cancel(attempt_id), held.complete())
+
+    assert completed.status_code == 200
+    assert asked.status_code in {200, 409}
+    assert await one_ending(world, attempt_id) == "succeeded"
+
+
+async def rounds(world: World, count: int) -> None:
+    races = (cancel_against_claim, cancel_against_start, cancel_against_complete)
+    runner = await world.runner()
+    for number in range(count):
+        await races[number % 3](world, runner)
+
+
+async def test_cancel_against_claim_start_and_complete_ends_each_attempt_once(world):
+    await rounds(world, 200)
+
+
+@pytest.mark.slow
+async def test_cancel_against_claim_start_and_complete_ends_each_attempt_once_1000_rounds(world):
+    await rounds(world, 1000)
+
+
+# --- every two commands at once -------------------------------------------------------------------
+
+COMMANDS: dict[str, Callable[..., Awaitable[object]]] = {
+    "start": lambda world, held: held.start(),
+    "beat": lambda world, held: held.beat(phase="executing"),
+    "complete": lambda world, held: held.complete(),
+    "fail": lambda world, held: held.complete("failed"),
+    "release": lambda world, held: held.post("release"),
+    "cancel": lambda world, held: world.cancel(held.attempt_id),
+    "sweep": lambda world, held: world.sweep(),
+    "restart": lambda world, held: world.restart(held.runner),
+    "log": lambda world, held: held.log(b"x", 0),
+    "free": lambda world, held: world.free(held.attempt["concurrency_key"]),
+    "claim": lambda world, held: other(world, held),
+}
+
+
+async def other(world: World, held) -> object:
+    runner = await world.runner(held.attempt["job_type"])
+    return await runner.try_claim(max_leases=5)
+
+
+@pytest.mark.parametrize("lapsed", [False, True], ids=["live", "lapsed"])
+@pytest.mark.parametrize(
+    ("job_type", "started"), [(ONCE, True), (AGAIN, True), (AGAIN, False)], ids=str
+)
+async def test_any_two_commands_at_once_leave_what_an_auditor_accepts(
+    world, clock, job_type, started, lapsed
+):
+    pairs = list(combinations_with_replacement(COMMANDS, 2))
+    for pair in random.sample(pairs, 12):
+        held = await (world.running if started else world.leased)(
+            job_type, concurrency_key=new_key()
+        )
+        if lapsed:
+            await clock.forward(LEASE)
+
+        answers = await asyncio.gather(*(COMMANDS[name](world, held) for name in pair))
+
+        codes = [one.status_code for one in answers if isinstance(one, httpx.Response)]
+        assert set(codes) <= {200, 404, 409}, (pair, codes)
+        await one_ending(world, held.attempt_id)
+        assert await world.audit() == {}, pair
+        await world.sql.execute("UPDATE service_ticks SET outage_ended_at = NULL")
+        await end(world, clock, held)
+
+
+async def end(world: World, clock, held) -> None:
+    """Nothing is left for the next pair."""
+    await world.cancel(held.attempt_id)
+    await clock.forward(100)
+    await world.sweep()
+    assert await world.sql.fetchval(
+        "SELECT finished_at IS NOT NULL FROM execution_attempts WHERE id = $1",
+        UUID(held.attempt_id),
+    )

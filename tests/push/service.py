@@ -1,0 +1,49 @@
+"""The service with handlers of the tests, as a program: `python -m tests.push.service`.
+
+`ledger.add` writes a line that nothing keeps from being written twice, so that a second effect of
+a message would be seen.
+"""
+
+import asyncio
+import random
+
+from app.domain.commands import Command
+from app.handlers import all_handlers
+from app.handlers.registry import Context, Registry
+from app.serve import serve
+from app.settings import load
+
+LEDGER = "CREATE TABLE IF NOT EXISTS ledger (number bigint NOT NULL, envelope_id text NOT NULL)"
+HANDLERS = ("ledger.add", "attempt.create", "lease.heartbeat")
+
+
+class Add(Command):
+    """Write a line."""
+
+    number: int
+    """What the line says."""
+    seconds: float = 0
+    """How long it takes."""
+    failure_rate: float = 0
+    """How likely it fails, after it has written."""
+
+
+def registry_of_tests() -> Registry:
+    registry = all_handlers.build()
+
+    @registry.handler("ledger.add", Add)
+    async def add(context: Context, command: Add) -> None:
+        await context.transaction.execute(
+            "INSERT INTO ledger (number, envelope_id) VALUES ($1, $2)",
+            command.number,
+            context.envelope.id,
+        )
+        await asyncio.sleep(command.seconds)
+        if random.random() < command.failure_rate:
+            raise RuntimeError("as asked")
+
+    return registry
+
+
+if __name__ == "__main__":
+    serve(load(), registry_of_tests())
