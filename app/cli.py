@@ -231,9 +231,11 @@ def up(root: Path, name: str, port: int | None, output: str) -> None:
     import asyncio  # noqa: PLC0415
 
     from app.embedded.stack import run_stack  # noqa: PLC0415
+    from app.embedded.watch import watch_attempts  # noqa: PLC0415
 
     style: Any = output
-    sys.exit(asyncio.run(run_stack(root, name=name, port=port, style=style)))
+    running = run_stack(root, name=name, port=port, style=style, while_running=watch_attempts)
+    sys.exit(asyncio.run(running))
 
 
 @dev.command()

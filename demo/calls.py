@@ -55,6 +55,11 @@ class Answer:
         return self.status in {0, 401, 408, 425, 429} or self.status >= 500  # noqa: PLR2004
 
     @property
+    def came_early(self) -> bool:
+        """A long poll that ends at once would be repeated in a tight loop: pause after it."""
+        return time.monotonic() - self.sent_at < 1.0
+
+    @property
     def orders_stop(self) -> bool:
         """The lease is over: the work must not go on."""
         gone = self.reason in {"lease-not-found", "lease-token-invalid"}

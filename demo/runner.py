@@ -199,6 +199,8 @@ class Job:
             answer = api.insist("GET", path, None, self.lease_token, patience)
             if not self._obey(answer, work) or not answer.ok:
                 return
+            if answer.came_early:
+                self._over.wait(1.0)
 
     def _obey(self, answer: Answer, work: Work) -> bool:
         """Do as the service says; False once the lease has ended."""
@@ -290,7 +292,10 @@ class Runner:
             self._register()
         elif not answer.ok and answer.reason != "token-key-retired":
             sys.exit(f"No more work here: {answer.reason}. {answer.fields.get('detail', '')}")
-        return [one for one in answer.fields.get("leases", []) if one["lease_token"]]
+        leases = [one for one in answer.fields.get("leases", []) if one["lease_token"]]
+        if not leases and answer.came_early:
+            time.sleep(1.0)
+        return leases
 
 
 def main() -> None:

@@ -133,7 +133,7 @@ async def list_attempts(
         created_before=_moment("created_before", created_before),
     )
     filters = {name: getattr(narrowed, name) for name in listing.Filter.__dataclass_fields__}
-    place = _time_place(paging.decode(page_token, filters))
+    place = paging.time_place(paging.decode(page_token, filters))
     size = paging.bounded(page_size)
     found = await _list(services, _windowed(narrowed), place, size + 1)
     items = found[:size]
@@ -147,15 +147,10 @@ def _moment(name: str, moment: datetime | None) -> datetime | None:
     """The time in UTC, which one without a zone is taken to be in. Raises RequestInvalid."""
     if moment is None:
         return None
-    if not _is_usable(moment):
+    if not paging.is_usable(moment):
         fault = {"pointer": f"/query/{name}", "detail": "must lie between the years 1970 and 9998"}
         raise RequestInvalid([fault])
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-
-
-def _is_usable(moment: datetime) -> bool:
-    """Whether the moment has a place in every time zone, and a day before it."""
-    return 1970 <= moment.year < 9999  # noqa: PLR2004
 
 
 def _windowed(narrowed: listing.Filter) -> listing.Filter:
@@ -166,18 +161,6 @@ def _windowed(narrowed: listing.Filter) -> listing.Filter:
     values = {name: getattr(narrowed, name) for name in listing.Filter.__dataclass_fields__}
     end = narrowed.created_before or datetime.now(UTC)
     return listing.Filter(**{**values, "created_after": end - timedelta(days=1)})
-
-
-def _time_place(place: list[Any] | None) -> tuple[datetime, UUID] | None:
-    if place is None:
-        return None
-    try:
-        moment, identifier = datetime.fromisoformat(place[0]), UUID(place[1])
-    except (ValueError, TypeError, AttributeError, IndexError):
-        raise PageTokenInvalid from None
-    if moment.tzinfo is None or not _is_usable(moment):
-        raise PageTokenInvalid
-    return moment, identifier
 
 
 async def _list(
@@ -276,7 +259,7 @@ async def list_heartbeats(
 ) -> Response:
     """Read the signs of life of an attempt, newest first."""
     filters = {"attempt_id": attempt_id}
-    place = _time_place(paging.decode(page_token, filters))
+    place = paging.time_place(paging.decode(page_token, filters))
     size = paging.bounded(page_size)
     found = await services_of(request).database.run(
         lambda conn: timelines.list_heartbeats(conn, attempt_id, before=place, limit=size + 1)

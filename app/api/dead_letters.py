@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import structlog
@@ -27,7 +26,7 @@ from app.api.schemas.dead_letters import (
 )
 from app.domain import jsontext
 from app.domain.commands import GiveReason
-from app.domain.errors import PageTokenInvalid, PreconditionMissing, ServiceError
+from app.domain.errors import PreconditionMissing, ServiceError
 from app.handlers import states
 from app.handlers.states import Document
 from app.store import dead_letters
@@ -65,7 +64,7 @@ async def list_letters(
 ) -> Response:
     """List messages that could not be processed, those that failed last first."""
     filters = {"reason": reason, "handler": handler, "state": state}
-    before = _place(paging.decode(page_token, filters))
+    before = paging.time_place(paging.decode(page_token, filters))
     size = paging.bounded(page_size)
     found = await services_of(request).database.run(
         lambda conn: dead_letters.list_letters(
@@ -78,19 +77,6 @@ async def list_letters(
         token = paging.encode([last.first_at.isoformat(), last.id], filters)
     items = [_shown(letter) for letter in found[:size]]
     return answer(DeadLetterPage(items=items, next_page_token=token))
-
-
-def _place(place: list[Any] | None) -> tuple[datetime, UUID] | None:
-    match place:
-        case None:
-            return None
-        case [str() as moment, str() as letter_id]:
-            try:
-                return datetime.fromisoformat(moment), UUID(letter_id)
-            except ValueError:
-                raise PageTokenInvalid from None
-        case _:
-            raise PageTokenInvalid
 
 
 def _shown(letter: Letter) -> DeadLetter:

@@ -27,7 +27,6 @@ from app.api.schemas.operator import (
     WaitReason,
 )
 from app.domain.commands import GiveReason
-from app.domain.errors import PageTokenInvalid
 from app.domain.lifecycle import RunnerKind
 from app.domain.records import Runner
 from app.handlers import fleet, placements
@@ -88,7 +87,7 @@ async def list_runners(
 ) -> Response:
     """List runners by id, as they are shown."""
     filters = {"runner_kind": runner_kind, "include_offline": include_offline}
-    after = _text_place(paging.decode(page_token, filters))
+    after = paging.text_place(paging.decode(page_token, filters))
     size = paging.bounded(page_size)
     found = await fleet.list_runners(
         services_of(request), after, runner_kind, size + 1, include_offline=include_offline
@@ -96,16 +95,6 @@ async def list_runners(
     items = found[:size]
     token = paging.encode([items[-1].id], filters) if len(found) > size else None
     return answer(RunnerPage(items=items, next_page_token=token))
-
-
-def _text_place(place: list[object] | None) -> str:
-    match place:
-        case None:
-            return ""
-        case [str() as text]:
-            return text
-        case _:
-            raise PageTokenInvalid
 
 
 @reads.get("/runners/{runner_id}", name="runners_get", response_model=RunnerDetail)
@@ -143,7 +132,7 @@ async def list_keys(
     page_token: paging.PageToken = None,
 ) -> Response:
     """List held concurrency keys: who has each, and whether its work may still be going on."""
-    after = _text_place(paging.decode(page_token, {}))
+    after = paging.text_place(paging.decode(page_token, {}))
     size = paging.bounded(page_size)
     found = await fleet.list_holds(services_of(request), after, size + 1)
     items = [_hold(one) for one in found[:size]]

@@ -6,12 +6,15 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any
+from uuid import UUID
 
 import orjson
 from fastapi import Query
 
 from app.domain.errors import PageTokenInvalid, PageTokenMismatch
+from app.domain.jsontext import is_clean
 
 MAX_PAGE = 500
 
@@ -49,6 +52,35 @@ def decode(token: str | None, filters: Mapping[str, Any]) -> list[Any] | None:
     if fingerprint != _fingerprint(filters):
         raise PageTokenMismatch
     return place
+
+
+def is_usable(moment: datetime) -> bool:
+    """Whether the moment has a place in every time zone, and a day before it."""
+    return 1970 <= moment.year < 9999  # noqa: PLR2004
+
+
+def time_place(place: list[Any] | None) -> tuple[datetime, UUID] | None:
+    """The place in a list by time and id. Raises PageTokenInvalid for any other."""
+    if place is None:
+        return None
+    try:
+        moment, identifier = datetime.fromisoformat(place[0]), UUID(place[1])
+    except (ValueError, TypeError, AttributeError, IndexError):
+        raise PageTokenInvalid from None
+    if moment.tzinfo is None or not is_usable(moment):
+        raise PageTokenInvalid
+    return moment, identifier
+
+
+def text_place(place: list[Any] | None) -> str:
+    """The place in a list by a text, which the empty text precedes. Raises PageTokenInvalid."""
+    match place:
+        case None:
+            return ""
+        case [str() as text] if is_clean(text):
+            return text
+        case _:
+            raise PageTokenInvalid
 
 
 def _fingerprint(filters: Mapping[str, Any]) -> str:

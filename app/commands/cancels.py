@@ -55,7 +55,7 @@ def _outcome(found: Attempt | None, end: End | None) -> Cancellation | ServiceEr
 
 
 def _ended_by_cancel(found: Attempt) -> bool:
-    """Also one that no runner held when it was cancelled: the repeat of that call is answered alike."""
+    """Also one that no runner held when it was cancelled: its repeat is answered alike."""
     return (
         found.status in {Status.CANCELLED, Status.LOST}
         and found.failure_category is FailureCategory.CANCELLED

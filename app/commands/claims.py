@@ -150,6 +150,7 @@ async def _look(
 ) -> tuple[list[UUID], claims.Look]:
     """Look with the newest classes: a version that has moved on is read again first."""
     while True:
+        version = classes.version(offer.runner_kind)  # others may read them again meanwhile
         satisfied = classes.satisfied_by(offer)
         look = await claims.look(
             conn,
@@ -159,7 +160,7 @@ async def _look(
             command.request_id,
             satisfied,
         )
-        if look.class_version == classes.version(offer.runner_kind):
+        if look.class_version == version:
             return satisfied, look
         await classes.reload(conn, offer.runner_kind)
 

@@ -44,6 +44,10 @@ async def run_demo(root: Path, name: str, scenario: str) -> int:
     except asyncio.CancelledError:
         report.text("\nStopped before its end.")
         return INTERRUPTED
+    except Exception as error:  # noqa: BLE001  a part that broke: a sentence says more than a trace
+        sentence = f"{type(error).__name__}: {error}".splitlines()[0]
+        report.failure(PartFailed("demo", sentence, mend="make run"))
+        return 1
     return 0
 
 
@@ -65,10 +69,20 @@ async def _show(home: Home, report: Report, demonstration: Demonstration) -> Non
 
 @asynccontextmanager
 async def _found(home: Home, report: Report) -> AsyncIterator[Opened]:
-    """The stack that runs. Somebody else watches over it."""
+    """The stack that runs, and what ends with an error when it does not run any more."""
     state = await _running(home)
     report.text(f"Using the stack that runs from {shown(home.path)}.")
-    yield state, asyncio.get_running_loop().create_future()
+    watching = asyncio.ensure_future(_watch(home))
+    try:
+        yield state, watching
+    finally:
+        watching.cancel()
+
+
+async def _watch(home: Home) -> None:
+    while home.is_used():  # noqa: ASYNC110  a lock of another process
+        await asyncio.sleep(0.5)
+    raise PartFailed("stack", "ended in the middle of this.", mend="make run")
 
 
 @asynccontextmanager

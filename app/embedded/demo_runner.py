@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import signal
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ PROGRAM = ROOT / "demo" / "runner.py"
 # Neither the service's code nor any installed package is there for it: it is plain Python.
 BARE = ("-S", "-E", "-s")
 GRACE_SECONDS = 20.0
+AT_ONCE_SECONDS = 3.0
 
 
 class DemoRunner:
@@ -30,20 +31,19 @@ class DemoRunner:
         self.id = f"demo-runner-{secrets.token_hex(2)}"
         self.log_file = Path(state["home"]) / "log" / "demo-runner.log"
         self._state, self._zone = state, zone
-        self._folder = tempfile.TemporaryDirectory(prefix="execution-plane-demo-")
+        self._token_file = Path(state["home"]) / f"{self.id}.token"
         self._process: Guarded | None = None
 
     async def start(self, token: str) -> None:
         """Start it; PartFailed where its program is not there."""
         if not PROGRAM.exists():
             raise PartFailed("runner", f"{PROGRAM} is missing.", mend="run this in a checkout")
-        token_file = Path(self._folder.name) / "token"
-        write_private(token_file, token)
+        write_private(self._token_file, token)
         begin_log(self.log_file)
         place = ("--url", self._state["api_url"], "--ca", self._state["ca_file"])
         itself = ("--id", self.id, "--kind", "ssh", "--capability", JOB_TYPE, "--zone", self._zone)
         self._process = await Guarded.start(
-            [sys.executable, *BARE, PROGRAM, *place, *itself, "--token-file", token_file],
+            [sys.executable, *BARE, PROGRAM, *place, *itself, "--token-file", self._token_file],
             log_file=self.log_file,
             env=clean_environment(HOME=os.environ.get("HOME", "/")),
             grace_seconds=GRACE_SECONDS,
@@ -67,5 +67,8 @@ class DemoRunner:
             if at_once and process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGTERM)  # the second one comes with stop()
-            await process.stop()
-        self._folder.cleanup()
+            stopping = asyncio.ensure_future(process.stop())
+            if at_once and await process.wait(AT_ONCE_SECONDS) is None:
+                process.kill()
+            await stopping
+        self._token_file.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from app.embedded.demo_screen import Screen, tail
 from app.embedded.failure import PartFailed
 
 LOOK_EVERY_SECONDS = 0.02
-FOLLOW_EVERY_SECONDS = 0.1
+FOLLOW_EVERY_SECONDS = 0.2
 CREATE_SECONDS = 20.0
 TAKE_SECONDS = 60.0
 LOST_SECONDS = 120.0
@@ -143,7 +143,10 @@ class Story:
             printed = expected()[follower.stream]
             _compare(follower.stream, printed, "the service tells", follower.text)
             _compare(
-                follower.stream, printed, "the bucket holds", b"".join(stored[follower.stream])
+                follower.stream,
+                printed,
+                "the bucket holds",
+                b"".join(stored.get(follower.stream, [])),
             )
             digest = hashlib.sha256(printed).hexdigest()
             self._screen.text(f"       {follower.stream} | sha256 {digest[:16]}...  {SAME}")
@@ -155,10 +158,9 @@ class Story:
         self._screen.text()
         self._screen.timeline(events)
         beats = (await self._client.read(f"{path}/heartbeats?page_size=500"))["items"]
-        told = [
-            f"{beat['progress_percent']} %" for beat in reversed(beats) if beat["progress_percent"]
-        ]
-        self._screen.text(f"    {len(beats)} heartbeats, progress {', '.join(told)}")
+        told = (beat["progress_percent"] for beat in reversed(beats))
+        steps = ", ".join(f"{percent} %" for percent in dict.fromkeys(told) if percent)
+        self._screen.text(f"    {len(beats)} heartbeats, progress {steps}")
 
     async def _look(self) -> None:
         self.attempt = await self._client.read(f"/attempts/{self.attempt['id']}")

@@ -21,7 +21,7 @@ HOSTS = ("localhost", "127.0.0.1")
 
 
 class LocalCloud:
-    """The issuer at `/token` and `/oauth2`, Pub/Sub's REST at `/v1/projects`.
+    """The issuer at `/token` and `/oauth2`, Pub/Sub at `/v1/projects`, its state at `/debug`.
 
     `start()` answers requests; messages wait until `push_to()` says where the service is. Keys and
     messages that were not delivered are kept in `folder`.
@@ -67,7 +67,7 @@ def _split(issuer: ASGIApp, pubsub: Any) -> ASGIApp:
     guarded = TrustedHostMiddleware(pubsub, allowed_hosts=list(HOSTS), www_redirect=False)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        chosen = guarded if scope["path"].startswith("/v1/") else issuer
+        chosen = guarded if scope["path"].startswith(("/v1/", "/debug/")) else issuer
         await chosen(scope, receive, send)
 
     return app

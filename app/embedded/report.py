@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -92,6 +93,13 @@ class Report:
         self._write(sentence)
         self._write("")
         return self.rows(rows)
+
+    def event(self, at: datetime, attempt: str, word: str, remark: str) -> None:
+        """One fact about an attempt, as it is recorded."""
+        if self._json:
+            facts = {"at": at.isoformat(), "attempt": attempt, "type": word, "remark": remark}
+            return self._object(event="attempt", **facts)
+        return self._write(f"{at:%H:%M:%S}  attempt {attempt}  {word:<16} {remark}".rstrip())
 
     def failure(self, failed: PartFailed) -> None:
         """Why a part did not start: its last lines and the one command that mends it."""

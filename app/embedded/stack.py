@@ -203,6 +203,7 @@ class Stack:
             (),
             ("Next", make.format("demo"), "one job, message to proof"),
             ("Stop", "Ctrl-C", "all that was started here"),
+            (),
         )
 
     async def _start_parts(self) -> None:

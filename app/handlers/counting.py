@@ -12,7 +12,10 @@ from app.telemetry import TRACER, Metrics
 @contextmanager
 def counted(metrics: Metrics, command: str) -> Iterator[None]:
     """Count one command as ok, by the reason of its refusal, or as an error; one span around it."""
-    with TRACER.start_as_current_span(command):
+    # Without the words of an exception: a driver's repeat the value that it could not store.
+    with TRACER.start_as_current_span(
+        command, record_exception=False, set_status_on_exception=False
+    ):
         try:
             yield
         except ServiceError as error:

@@ -20,7 +20,7 @@ from app.domain.commands import (
     StartLease,
     UnderLease,
 )
-from app.domain.errors import RunnerNotFound, ServiceError
+from app.domain.errors import Draining, RunnerNotFound, ServiceError
 from app.domain.lifecycle import LeaseStatus
 from app.domain.placement import Offer
 from app.domain.records import Attempt
@@ -63,8 +63,10 @@ async def claim_leases(services: Services, command: ClaimLeases, gone: Gone) -> 
             if isinstance(outcome, ServiceError):
                 raise outcome
             left = deadline - loop.time()
-            if outcome or left <= 0 or services.signals.draining:
+            if outcome or left <= 0:
                 return outcome
+            if services.signals.draining:
+                raise Draining
             offer = offer or await _offer_of(services, command)
             poll = services.settings.leases.signal_every_seconds
             await services.signals.wait_for_work(
@@ -182,9 +184,10 @@ async def wait_signals(
         ):
             raise leases.refusal(key, state)
         left = deadline - loop.time()
-        told = state.attempt.cancel_requested_at is not None
-        if told or left <= 0 or services.signals.draining or await gone():
+        if state.attempt.cancel_requested_at is not None or left <= 0 or await gone():
             return state
+        if services.signals.draining:
+            raise Draining
         poll = services.settings.leases.signal_every_seconds
         await services.signals.wait(signals.attempt(state.attempt.id), min(left, poll))
 

@@ -38,23 +38,27 @@ class Started:
 
 # A first start moves the attempt and writes its event; a further one (continuation, or a repeat
 # of a start whose answer was lost) only marks its lease. Any start ends the attempt's back-off.
+# Whether this is the lease's first is read under its lock: a repeat sent at once waits for it.
 _START = f"""
 -- leases.start
 WITH input AS (
     SELECT * FROM unnest($1::uuid[], $2::text[]) AS i(lease_id, token_hash)
 ), target AS (
-    SELECT a.id, a.status, a.last_event_at, l.id AS lease_id, l.started_at
+    SELECT a.id, a.status, a.last_event_at, l.id AS lease_id
     FROM execution_attempts a
     JOIN runner_leases l ON l.attempt_id = a.id JOIN input i ON i.lease_id = l.id
     WHERE a.status IN ('leased', 'running')
     ORDER BY a.id FOR NO KEY UPDATE OF a
+), locked AS (
+    SELECT l.id, l.started_at FROM runner_leases l JOIN target t ON t.lease_id = l.id
+    ORDER BY l.id FOR NO KEY UPDATE OF l
 ), fenced AS (
     UPDATE runner_leases l SET started_at = coalesce(l.started_at, fact_after(t.last_event_at)),
         expires_at = greatest(l.expires_at, clock_now() + $3)
-    FROM input i JOIN target t ON t.lease_id = i.lease_id
+    FROM input i JOIN target t ON t.lease_id = i.lease_id JOIN locked k ON k.id = t.lease_id
     WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = 'active'
     RETURNING l.id, l.attempt_id, l.lease_number, l.runner_instance_id, l.started_at,
-        l.expires_at, t.status AS was, t.started_at IS NULL AS lease_first
+        l.expires_at, t.status AS was, k.started_at IS NULL AS lease_first
 ), healthy AS (
     UPDATE runner_instances r SET lapsed_claims = 0 FROM (
         SELECT r.id FROM runner_instances r JOIN fenced f ON f.runner_instance_id = r.id

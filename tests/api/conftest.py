@@ -13,7 +13,9 @@ import structlog
 
 from app.services import Services
 from app.settings import load
+from app.store import tables
 from app.wiring import open_services
+from tests.conftest import _KEPT as KEPT
 from tests.conftest import environment, serve_in_process
 
 
@@ -27,6 +29,20 @@ async def services(worker_database, objects, issuer) -> AsyncIterator[Services]:
 async def shared_http(services) -> AsyncIterator[httpx.AsyncClient]:
     async with serve_in_process(services) as client:
         yield client
+
+
+_IN_ORDER = [table.name for table in reversed(tables.metadata.sorted_tables)]
+
+
+@pytest.fixture
+async def database_url(worker_database) -> AsyncIterator[str]:
+    """The worker's database, emptied after the test: rows are few, so deleting them is quicker."""
+    yield worker_database
+    connection = await asyncpg.connect(worker_database)
+    await connection.execute(
+        "; ".join(f"DELETE FROM {name}" for name in _IN_ORDER if name not in KEPT)
+    )
+    await connection.close()
 
 
 @pytest.fixture

@@ -312,12 +312,12 @@ async def test_content_type_does_not_matter(send):
         assert answer.status_code in {200, 201}
 
 
-async def test_of_a_doubled_name_the_last_one_counts(control):
+async def test_doubled_name_is_refused(control):
     body = json.dumps(new_attempt(priority=1))[:-1] + ', "priority": 2}'
 
     answer = await control.call("POST", "/v1/attempts", content=body)
 
-    assert answer.json()["priority"] == 2
+    assert is_problem(answer, 400)
 
 
 @pytest.mark.parametrize("identifier", ["x", "1", "..", "%00", "a b", "g" * 36, "0" * 500])
@@ -399,6 +399,20 @@ async def test_malformed_parameters_of_a_list_are_refused(query, control):
     answer = await control.call("GET", f"/v1/attempts?{query}")
 
     assert is_problem(answer, 400, 422), answer.text
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("runners?runner_kind=x", "runners?include_offline=perhaps", "runners?page_size=0"),
+        *("dead-letters?reason=%00", "dead-letters?handler=%00", "dead-letters?state=x"),
+        *("concurrency-keys?page_token=x", "runners/%00", "dead-letters/x"),
+    ],
+)
+async def test_malformed_parameters_of_operators_lists_are_refused(query, operator):
+    answer = await operator.call("GET", f"/v1/{query}")
+
+    assert is_problem(answer, 400, 404, 422), answer.text
 
 
 @pytest.mark.parametrize(
@@ -534,7 +548,7 @@ CHANGES = st.one_of(
 
 
 @settings(
-    max_examples=250,
+    max_examples=150,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

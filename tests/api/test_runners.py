@@ -226,12 +226,7 @@ async def test_silent_runner_is_shown_as_offline(seconds, status, runner, contro
 
     answer = await control.call("GET", f"/v1/runners/{runner.id}")
 
-    assert find_status(answer.json()) == status
-
-
-def find_status(answer: dict) -> str:
-    """The status in an answer that may show more than the runner."""
-    return answer.get("runner", answer)["status"]
+    assert answer.json()["runner"]["status"] == status
 
 
 async def test_new_session_starts_with_a_clean_report(runner):

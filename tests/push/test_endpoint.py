@@ -1,4 +1,4 @@
-"""The push endpoint as a stranger meets it: one route, bounded, and the same for every bad token."""
+"""The push endpoint as a stranger meets it: one route, bounded, alike to every bad token."""
 
 import asyncio
 import json
@@ -134,7 +134,7 @@ async def test_identity_comes_from_the_authorization_header_alone(http, push_tok
 
 
 async def test_token_whose_signature_the_platform_removed_does_not_pass_its_door(
-    open_service, push_token
+    open_service, own_sql, push_token
 ):
     """Behind the door of Cloud Run a push passes, and a token from the other header does not."""
 

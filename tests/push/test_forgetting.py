@@ -8,7 +8,8 @@ from app.loops.supervisor import loops_of
 async def test_rows_go_when_their_time_is_over_and_not_before(services, sql):
     for days in (31, 33):
         await sql.execute(
-            "INSERT INTO processed_messages VALUES ($1, 'h', 'e', 'm', now() - $2 * interval '1 d')",
+            "INSERT INTO processed_messages VALUES "
+            "($1, 'h', 'e', 'm', now() - $2 * interval '1 d')",
             f"done {days}",
             days,
         )

@@ -31,10 +31,14 @@ COLUMNS_OF = {
     Status.LEASED: "leased_at = clock_fact(), started_at = NULL, runner_instance_id = 'r'",
     Status.RUNNING: "leased_at = clock_fact(), started_at = clock_fact(), runner_instance_id = 'r'",
 }
-OPEN_ENDED = "finished_at = NULL, stop_confirmed = NULL, failure_category = NULL"
+NOT_ENDED = (
+    "finished_at = NULL, stop_confirmed = NULL, failure_category = NULL, "
+    "placement_class_id = (SELECT id FROM placement_classes LIMIT 1)"
+)
 ENDED = (
     "leased_at = clock_fact(), started_at = clock_fact(), finished_at = clock_fact(), "
-    "stop_confirmed = true, claimable = false, limit_at = NULL, failure_category = "
+    "stop_confirmed = true, claimable = false, limit_at = NULL, placement_class_id = NULL, "
+    "failure_category = "
 )
 
 
@@ -44,7 +48,7 @@ def move_to(target: Status) -> str:
         category = "NULL" if target is Status.SUCCEEDED else "'internal'"
         columns = ENDED + category
     else:
-        columns = f"{COLUMNS_OF[target]}, {OPEN_ENDED}"
+        columns = f"{COLUMNS_OF[target]}, {NOT_ENDED}"
     return f"UPDATE execution_attempts SET status = '{target}', {columns} WHERE id = $1"
 
 
@@ -116,6 +120,7 @@ async def test_attempt_can_only_be_inserted_as_queued(status, attempt_in, sql):
         row |= {"leased_at": now, "started_at": now, "runner_instance_id": "r"}
     if status in TERMINAL:
         row |= {"finished_at": now, "stop_confirmed": True, "claimable": False, "limit_at": None}
+        row["placement_class_id"] = None
         row |= {"failure_category": None if status is Status.SUCCEEDED else "internal"}
 
     places = ", ".join(f"${number + 1}" for number in range(len(row)))
@@ -156,7 +161,6 @@ NEVER_CHANGE = {
     "timeout_seconds",
     "queue_timeout_seconds",
     "placement",
-    "placement_class_id",
     "concurrency_key",
     "created_at",
 }

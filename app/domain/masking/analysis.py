@@ -45,16 +45,15 @@ _PLAIN_WORDS = (
     b"apiKey", b"API_KEY", b"access_key", b"accessKey", b"ACCESS_KEY", b"private_key",
     b"client-key", b"AccountKey", b"Authorization", b"authorization", b"Bearer ", b"https://",
     b"http://", b"postgres", b"mysql://", b"mongodb", b"redis://", b"amqp", b"eyJhbG", b".eyJ",
-    b"PASS=", b"_PASS", b"_pass", b"Cookie: ", b"cookie: ", b'"auth":', b"Basic ", b"_TOKEN", b"_KEY=",
+    b"PASS=", b"_PASS", b"_pass", b"Cookie: ", b"cookie: ", b'"auth":', b"Basic ", b"_TOKEN",
+    b"_KEY=",
 )  # fmt: skip
 
 
 def _base64_words() -> Iterator[bytes]:
     yield from _PLAIN_WORDS
     for shape in SHAPES:
-        word = shape.text.partition("<")[0].encode() or shape.word
-        if len(word) >= 3:  # noqa: PLR2004 - of two letters nothing is left to look for
-            yield word
+        yield from {shape.text.partition("<")[0].encode(), shape.word}
 
 
 def _detectors() -> tuple[list[Detector], list[Rule]]:

@@ -46,7 +46,6 @@ _BEFORE = 64
 _TOKEN_BEFORE = 200
 _REST_OF_NAME = re.compile(rb"[\w.\-]{0,80}")
 _OPERATOR = re.compile(rb"[ \t]{0,64}(?::=|=>|={1,3}|::?|>)[ \t]{0,64}")
-_TELLING = re.compile(rb"pass|pwd")
 _BREAK = re.compile(rb"[\s\"'<>(]")
 
 
@@ -85,20 +84,19 @@ def _assigned(data: bytes, context: int, at: int, *, named: bool) -> Value | Non
         return None
     if values.is_placeholder(value, quoted=quoted) or _in_resource_name(data, context):
         return None
-    name = data[context:at].lower()
-    if b"secret" in name and not _TELLING.search(name) and values.is_object(value):
+    name = data[context:at].decode("ascii", "replace")
+    if names.refers(name, value.decode("ascii", "replace")):
         return None
-    if named and not quoted and _says_something(data, context, start, stop):
+    if named and not quoted and _says_something(name, data, start, stop):
         return None
     return Value(start, stop, context, stop)
 
 
-def _says_something(data: bytes, context: int, start: int, stop: int) -> bool:
+def _says_something(name: str, data: bytes, start: int, stop: int) -> bool:
     """True for `token: expired` and `random_password.db: Creating...`, which assign nothing."""
     if values.is_prose(data, start, stop):
         return True
-    name = data[context:start].lower()
-    return (b"." in name or not _TELLING.search(name)) and values.is_word(data[start:stop])
+    return ("." in name or not names.is_of_password(name)) and values.is_word(data[start:stop])
 
 
 def short_name(data: bytes, start: int, end: int) -> Value | None:

@@ -41,14 +41,14 @@ def boundary(data: bytes, found: Found, exact: Exact) -> int:
 
 
 def _zones(found: Found, size: int) -> list[tuple[int, int]]:
-    """What must not be cut apart, in order and without overlaps."""
+    """What must not be cut apart, in order. Marks that touch become one mask, so they stay one."""
     zones = sorted(
         [(mark.context, mark.end) for mark in found.marks]
         + [(place, size + 1) for place in found.open]
     )
     merged: list[tuple[int, int]] = []
     for start, end in zones:
-        if merged and start < merged[-1][1]:
+        if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
             merged.append((start, end))

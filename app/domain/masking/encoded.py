@@ -35,13 +35,27 @@ class View:
         raise NotImplementedError
 
 
+_PIECE = 64 * 1024
+_BETWEEN = re.compile(rb"[\r\n]|\x1b(?!\\)")
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """The text in pieces between which no escape lies: one long replacement would hold the GIL."""
+    start = 0
+    while start < len(data):
+        found = _BETWEEN.search(data, start + _PIECE) if len(data) - start > _PIECE else None
+        end = found.start() if found else len(data)
+        yield data[start:end]
+        start = end
+
+
 class _Replaced(View):
     """A range of a text in which each match of a pattern has become something shorter."""
 
     def __init__(
         self, data: bytes, start: int, end: int, pattern: re.Pattern[bytes], become: Become
     ) -> None:
-        super().__init__(pattern.sub(become, data[start:end]))
+        super().__init__(b"".join(pattern.sub(become, piece) for piece in _pieces(data[start:end])))
         self._source = data, start, end, pattern, become
 
     @cached_property

@@ -97,7 +97,7 @@ class Vectorscan:
 
     def find_literals(self, literals: Sequence[bytes], data: bytes, most: int) -> list[Hit] | None:
         """All hits in the order of their ends; None if there are more than `most`."""
-        if len(data) * len(literals) <= _FEW:
+        if len(data) <= _SMALL:
             return find_each(literals, data, most)
         pattern, flag = self._engine.Pattern, self._engine.Flag.SOM_LEFTMOST
         database = self._engine.BlockDatabase(
@@ -108,7 +108,7 @@ class Vectorscan:
         return None if len(hits) > most else sorted(hits)
 
 
-_FEW = 4 * 1024 * 1024
+_SMALL = 48 * 1024  # up to here, looking for each costs less than to compile a database
 
 
 def _hex(literal: bytes) -> bytes:

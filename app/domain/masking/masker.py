@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.domain.masking import cut, structured
-from app.domain.masking.analysis import Engine
 from app.domain.masking.exact import Exact
 from app.domain.masking.finder import EngineUnusable
 from app.domain.masking.marks import Found, Mark
+
+if TYPE_CHECKING:
+    from app.domain.masking.analysis import Engine
 
 MASK = b"***"
 WITHHELD = "[withheld: masking failed]"
@@ -98,6 +100,8 @@ _loading = threading.Lock()
 
 @lru_cache(maxsize=1)
 def _load() -> Engine | EngineUnusable:
+    from app.domain.masking.analysis import Engine  # noqa: PLC0415 - the rules, when first needed
+
     try:
         return Engine()
     except EngineUnusable as error:
@@ -115,8 +119,8 @@ def _engine() -> Engine:
 class Masker:
     """Masks secrets in bytes, texts and JSON values. Pure: no I/O and no state between calls.
 
-    The rules are compiled once per process, at the first use or by `prepare`, which takes about
-    half a second. Safe for several threads at once; most of the time runs without the GIL. Whatever
+    The rules are compiled once per process, at the first use or by `prepare`, which takes up to a
+    second. Safe for several threads at once; most of the time runs without the GIL. Whatever
     goes wrong inside, nothing unmasked comes out: the whole is replaced by a sentence that says so,
     and counted under the kind `failed`.
     """
@@ -196,8 +200,15 @@ class Masker:
     def find_secrets_in_spec(self, spec: Any) -> list[str]:
         """The JSON pointers of the values in a job specification that look like secrets.
 
-        A reference, `{"secret_ref": "…"}`, is none. No pointer repeats a secret.
+        That is: a string in which `mask_text` finds something, and what stands under a name that
+        announces a secret. Under such a name these are none: a reference (`{"secret_ref": "…"}`,
+        `vault://…`), a template or variable, a path, a digest, `null`, a boolean, a number of at
+        most five digits, a word of at most seven small letters. Elsewhere only the text counts, so
+        ids, digests and paths pass. No pointer repeats a secret. Raises EngineUnusable where
+        nothing can be told.
         """
+        if self._given is None:
+            _engine()
         return structured.find(spec, self.mask_text)
 
     def _analyze(self, data: bytes, exact: Exact) -> Found:

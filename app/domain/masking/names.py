@@ -12,7 +12,7 @@ _MAX_NAME = 200
 WORDS = (
     rb"passwor[dt]|passwd|passphrase|passcode|pwd|secret|token|credential|api[_\-. ]?key"
     rb"|(?:access|private|encryption|signing|auth|account|shared|master|client|ssh|deploy|service"
-    rb"|storage|session|hmac|license)[_\-.]?key|[_\-]pw|[_\-]pass|_auth"
+    rb"|storage|session|hmac|license|subscription)[_\-.]?key|[_\-]pw|[_\-]pass|_auth"
 )
 LITERALS = (
     b"passwor", b"passwd", b"passphrase", b"passcode", b"pwd", b"secret", b"token", b"credential",
@@ -29,6 +29,7 @@ _WHOLE = {"pw", "pass", "passwords"}
 _BEFORE_KEY = {
     "api", "access", "private", "encryption", "signing", "auth", "account", "shared", "master",
     "client", "ssh", "deploy", "service", "storage", "session", "hmac", "license", "secret",
+    "subscription",
 }  # fmt: skip
 # After these the word means no secret: a place in a list, a number of words, a public half.
 _PUBLIC_BEFORE = {
@@ -95,6 +96,20 @@ def holds(name: str, value: str) -> bool:
     if _SECRET_ID.search(name[-_MAX_NAME:]):
         return _UUID.fullmatch(value) is not None
     return name == "auth" and is_user_and_password(value.encode(errors="replace"))
+
+
+_TELLING = re.compile(r"pass|pwd", re.IGNORECASE)
+_OBJECT = re.compile(r"[a-z0-9][a-z0-9\-]{0,62}/[a-z0-9][a-z0-9.\-]{0,252}")
+
+
+def is_of_password(name: str) -> bool:
+    """True if the name speaks of a password, which may be any word."""
+    return _TELLING.search(name) is not None
+
+
+def refers(name: str, value: str) -> bool:
+    """True for `namespace/name` under the name of a secret: it tells which one, elsewhere."""
+    return "secret" in name.lower() and not is_of_password(name) and bool(_OBJECT.fullmatch(value))
 
 
 def is_user_and_password(value: bytes) -> bool:

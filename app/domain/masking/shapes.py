@@ -25,6 +25,7 @@ _SETS = {
     "W": b"A-Za-z0-9_\\-",
     "Q": b"A-Za-z0-9_~.\\-",
     "C": b"./A-Za-z0-9,=$+",
+    "E": b"./A-Za-z0-9,=+",
 }
 _SAMPLES = {
     "D": b"8316497205",
@@ -182,6 +183,7 @@ ai_service            b   hf_<L34> r8_<A37>
 ai_service            bm  sk-<A32>
 jwt                   -   eyJ<W10+>.eyJ<T8>
 jwe                   -   eyJ<W16+>.<W20+>.<W12+>.<W12+>.<W16>
-password_hash         -   $1$<C16> $5$<C16> $6$<C16> $y$<C16> $2a$<C16> $2b$<C16> $2y$<C16>
-password_hash         -   $apr1$<C16> $argon2i$<C16> $argon2id$<C16>
+password_hash         -   $1$<E2+>$<E8><C1> $5$<E2+>$<E8><C1> $6$<E2+>$<E8><C1> $y$<E2+>$<E8><C1>
+password_hash         -   $2a$<D2>$<E8><C1> $2b$<D2>$<E8><C1> $2y$<D2>$<E8><C1>
+password_hash         -   $apr1$<E2+>$<E8><C1> $argon2i$<E2+>$<E8><C1> $argon2id$<E2+>$<E8><C1>
 """)

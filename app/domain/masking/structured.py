@@ -55,6 +55,8 @@ def _names_secret(members: dict[str, Any], name: str, value: Any, *, named: bool
     """Whether what stands under `name` is secret because of the names around it."""
     if name in _REFERENCES:
         return False
+    if isinstance(value, str) and names.refers(name, value):
+        return False
     if named or names.is_secret(name):
         return not names.is_about(name)
     if name in _VALUES:

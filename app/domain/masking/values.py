@@ -97,14 +97,6 @@ def is_prose(data: bytes, start: int, end: int) -> bool:
     )
 
 
-_OBJECT = re.compile(rb"[a-z0-9][a-z0-9\-]{0,62}/[a-z0-9][a-z0-9.\-]{0,252}")
-
-
-def is_object(value: bytes) -> bool:
-    """True for `namespace/name`, which tells of a secret kept elsewhere."""
-    return _OBJECT.fullmatch(value) is not None
-
-
 def is_word(value: bytes) -> bool:
     """True if a value is made of small letters after its first, as words are."""
     return len(value) <= 32 and _LETTERS.fullmatch(value) is not None  # noqa: PLR2004
