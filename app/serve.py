@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from app.api.connections import BoundedProtocol, Doorkeeper
 from app.api.tls import CertificateFiles
 from app.domain.errors import SettingsInvalid
+from app.handlers import all_handlers
 from app.handlers.registry import Registry
 from app.loops.supervisor import Supervisor, loops_of
 from app.main import create_app
@@ -127,6 +128,8 @@ async def serve_with(
 ) -> None:
     """Serve with these services until `stop`. SystemExit(1) if a loop or the server broke."""
     settings = services.settings
+    registry = registry or all_handlers.build()
+    _warn(settings, registry)
     supervisor = Supervisor(services, loops_of(settings.role))
     app = create_app(services, registry)
     server = _Server(app, settings.server, services.metrics)
@@ -144,6 +147,17 @@ async def serve_with(
         broken.cancel()
         if not stop.is_set():
             raise SystemExit(1)
+
+
+def _warn(settings: Settings, registry: Registry) -> None:
+    """Say at the start what every push will otherwise be refused for."""
+    subscriptions = settings.push.subscriptions
+    named = {handler for allowed in subscriptions.values() for handler in allowed}
+    unknown = sorted(named.difference(registry.names))
+    if unknown:
+        _LOG.warning("push.handlers_unknown", handlers=unknown)
+    if subscriptions and all(grant.role != "pubsub" for grant in settings.identity.grants):
+        _LOG.warning("push.nobody_may_push", subscriptions=sorted(subscriptions))
 
 
 @asynccontextmanager

@@ -52,14 +52,12 @@ ADVICE: Mapping[type[ServiceError], str] = {
     e.RunnerIdContested: "Give every process a runner id of its own, then wait a minute.",
     e.RunnerBusy: "Wait until its leases have ended.",
     e.Superseded: "Take the answer of the newer claim.",
-    e.RequestIdReused: "Make a new `request_id` for every new claim.",
     e.LogGap: "Send the bytes from `next_offset` on.",
     e.LogConflict: (
         "Do not overwrite: what is stored stays. Look for two writers, or a reset offset."
     ),
     e.LogStreamClosed: "Send nothing further to this stream; `final` closed it.",
     e.LogChunkTooLarge: "Send smaller chunks; `limit_bytes` says how large they may be.",
-    e.LogStreamNotFound: "Ask again once the runner has sent something.",
     e.LogLimitReached: "Stop sending. What was stored before stays readable.",
     e.ConcurrencyKeyNotFound: "Check the key; it is free.",
     e.KeyInUse: "Wait for the attempt that holds it to end, or end it.",

@@ -199,10 +199,6 @@ class Superseded(ServiceError):
     """A newer claim of this runner session with the same request_id has taken over."""
 
 
-class RequestIdReused(ServiceError):
-    """This request_id was used by another caller or for another purpose."""
-
-
 # --- logs ----------------------------------------------------------------------------------------
 
 
@@ -220,10 +216,6 @@ class LogStreamClosed(ServiceError):
 
 class LogChunkTooLarge(ServiceError):
     """The chunk is larger than this service accepts."""
-
-
-class LogStreamNotFound(ServiceError):
-    """This attempt has no such log stream yet."""
 
 
 class LogLimitReached(ServiceError):

@@ -20,7 +20,7 @@ from app.domain.commands import (
     StartLease,
     UnderLease,
 )
-from app.domain.errors import Draining, RunnerNotFound, ServiceError
+from app.domain.errors import Draining, RunnerNotFound, ServiceError, Superseded
 from app.domain.lifecycle import LeaseStatus
 from app.domain.placement import Offer
 from app.domain.records import Attempt
@@ -44,29 +44,28 @@ async def claim_leases(services: Services, command: ClaimLeases, gone: Gone) -> 
     """The leases of this request; waits up to `wait_seconds` for work, empty when there is none.
 
     Waiting holds no database connection. `gone` tells that the client has hung up: it then gets
-    nothing, so that no lease lapses unheard. Raises RunnerNotFound, SessionReplaced,
-    SessionUnknown or TokenKeyRetired.
+    nothing, so that no lease lapses unheard. A newer try of the same request takes over from one
+    that waits here. Raises RunnerNotFound, SessionReplaced, SessionUnknown, TokenKeyRetired,
+    Superseded or Draining.
     """
-    with counted(services.metrics, "lease.claim"):
+    request = (command.runner_id, command.session_id, command.request_id)
+    with (
+        counted(services.metrics, "lease.claim"),
+        services.signals.newest(request) as is_newest,
+    ):
         limit = services.settings.limits.max_wait_seconds
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(command.wait_seconds, limit)
         offer: Offer | None = None
-        while True:
-            if await gone():
-                return []
-            outcome = await services.database.run(
-                lambda conn: claims.try_claim(conn, services.claimer, command)
-            )
-            if failpoints.ARMED and outcome:
-                await failpoints.hit("claim.after_commit")
-            if isinstance(outcome, ServiceError):
-                raise outcome
+        while not await gone():
+            outcome = await _try_claim(services, command)
             left = deadline - loop.time()
             if outcome or left <= 0:
                 return outcome
             if services.signals.draining:
                 raise Draining
+            if not is_newest():
+                raise Superseded
             offer = offer or await _offer_of(services, command)
             poll = services.settings.leases.signal_every_seconds
             await services.signals.wait_for_work(
@@ -74,6 +73,18 @@ async def claim_leases(services: Services, command: ClaimLeases, gone: Gone) -> 
                 partial(services.classes.may_take, offer),
                 min(left, poll),
             )
+        return []
+
+
+async def _try_claim(services: Services, command: ClaimLeases) -> list[Claim]:
+    outcome = await services.database.run(
+        lambda conn: claims.try_claim(conn, services.claimer, command)
+    )
+    if failpoints.ARMED and outcome:
+        await failpoints.hit("claim.after_commit")
+    if isinstance(outcome, ServiceError):
+        raise outcome
+    return outcome
 
 
 async def _offer_of(services: Services, command: ClaimLeases) -> Offer:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID, uuid4
@@ -48,6 +48,7 @@ class Signals:
         self._pending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._origin = uuid4().hex
+        self._newest: dict[Hashable, object] = {}
         self.draining = False
 
     async def wait(self, topic: str, seconds: float) -> bool:
@@ -94,6 +95,19 @@ class Signals:
                 waiter.woken.set_result(None)
                 return True
         return False
+
+    @contextmanager
+    def newest(self, key: Hashable) -> Iterator[Callable[[], bool]]:
+        """For as long as the block lasts: a question whether this is still the newest of its key.
+
+        Of two requests here that ask for the same thing, the older one can then make way.
+        """
+        mine = self._newest[key] = object()
+        try:
+            yield lambda: self._newest.get(key) is mine
+        finally:
+            if self._newest.get(key) is mine:
+                del self._newest[key]
 
     def drain(self) -> None:
         """Let nobody wait here any more: whoever does is woken and should answer at once."""

@@ -11,12 +11,14 @@ import httpx
 import pytest
 import structlog
 
+from app.embedded.environment import ACCOUNTS, AUDIENCE
 from app.services import Services
 from app.settings import load
 from app.store import tables
 from app.wiring import open_services
 from tests.conftest import _KEPT as KEPT
 from tests.conftest import environment, serve_in_process
+from tests.driver import Control
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +51,12 @@ async def database_url(worker_database) -> AsyncIterator[str]:
 def http(shared_http, database_url) -> httpx.AsyncClient:
     """The application of this worker, on a database that is empty and will be emptied again."""
     return shared_http
+
+
+@pytest.fixture
+def operator(http, issuer) -> Control:
+    """Reads what the control plane reads, and more."""
+    return Control(http, issuer[0].mint(ACCOUNTS["operator"], AUDIENCE))
 
 
 @pytest.fixture

@@ -42,11 +42,13 @@ from tests.store.sweeps import picture
 T = TypeVar("T")
 KEYS = ("host-a", "host-b")
 JOBS = ("ssh.command.run", "verify.http", "opentofu.apply")
+FLEET = (*JOBS, "verify.http")
 KIND = {
     "ssh": RunnerKind.SSH,
     "verify": RunnerKind.VERIFICATION,
     "opentofu": RunnerKind.OPENTOFU,
 }
+NUMBERS = st.integers(0, len(FLEET) - 1)
 KEY_HOLD = timedelta(seconds=300)
 EMPTIED = (
     "attempt_events, attempt_heartbeats, concurrency_holds, runner_leases, execution_attempts, "
@@ -122,18 +124,20 @@ class LifecycleMachine(RuleBasedStateMachine):
     services: ClassVar[Services]
     sql: ClassVar[asyncpg.Connection]
 
-    fleet = Bundle("fleet")
     created = Bundle("created")
     held = Bundle("held")
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock(self.sql)
+        self.fleet = [Runner(f"runner-{number}", job) for number, job in enumerate(FLEET)]
         self.leases: list[Lease] = []
         self.ended: dict[UUID, Mapping[str, Any]] = {}
         self.freed: set[UUID] = set()
         self.run(self.sql.execute(f"TRUNCATE {EMPTIED} CASCADE"))
         self.run(self.clock.stop())
+        for runner in self.fleet:
+            assert self._register(runner).reason is None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.bridge.run(coroutine)
@@ -184,8 +188,7 @@ class LifecycleMachine(RuleBasedStateMachine):
             again = self.ask(attempts.cancel_attempt(self.services, command))
             assert again == first
 
-    @rule(key=st.sampled_from(KEYS))
-    def free(self, key) -> None:
+    def free(self, key: str) -> None:
         answer = self.ask(fleet.free_key(self.services, key))
         if answer.reason is None:
             self.freed.add(answer.outcome)
@@ -193,12 +196,13 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     # --- runners ---
 
-    @initialize(target=fleet)
-    def first_runners(self) -> Any:
-        made = [Runner(f"runner-{number}", job) for number, job in enumerate((*JOBS, JOBS[1]))]
-        for runner in made:
-            assert self._register(runner).reason is None
-        return multiple(*made)
+    @initialize(target=held, key=st.sampled_from([None, *KEYS]), other=st.sampled_from(KEYS))
+    def first_work(self, key, other) -> Any:
+        """Something is always at work, mostly under a key."""
+        found: list[Lease] = []
+        for number, its_key in enumerate((key, None, other, other)):
+            found += self.take(number, its_key, 1000, begins=True).values
+        return multiple(*found)
 
     def _register(self, runner: Runner) -> Answer:
         command = commands.RegisterRunner(
@@ -211,8 +215,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         )
         return self.ask(runners.register_runner(self.services, command))
 
-    @rule(runner=fleet)
-    def restart(self, runner) -> None:
+    def restart(self, runner: Runner) -> None:
         """A new process takes over; the one before gets nothing any more."""
         before, runner.session = runner.session, uuid4()
         answer = self._register(runner)
@@ -223,38 +226,58 @@ class LifecycleMachine(RuleBasedStateMachine):
             old = self._claim(runner, 1, session=before)
             assert old.reason == "session-replaced"
 
-    @rule(
-        runner=fleet,
-        status=st.sampled_from([RunnerStatus.READY, RunnerStatus.DRAINING]),
-        capacity=st.integers(0, 4),
-        drained=st.booleans(),
-        removed=st.booleans(),
-    )
-    def disturb(self, runner, status, capacity, drained, removed) -> None:
-        """Reports, the operator's drain, a removal: each for a moment, and nothing is handed out."""
-        runner.reports += 1
-        report = {"status": status, "capacity_total": capacity, "sequence": runner.reports}
-        command = commands.ReportStatus(runner_id=runner.id, session_id=runner.session, **report)
-        self.run(runners.report_status(self.services, command))
+    def disturb(self, runner: Runner, capacity: int, *, draining: bool, drained: bool) -> None:
+        """Its own reports and the operator's drain, for a moment: then it is given no more."""
+        self._report(runner, RunnerStatus.DRAINING if draining else RunnerStatus.READY, capacity)
         self.run(fleet.set_drained(self.services, runner.id, "ops", drained=drained))
         given = self._claim(runner, 4).outcome
         assert len(given) <= capacity
-        assert not given or not (drained or status is RunnerStatus.DRAINING)
-        self._give_back(runner, given)
-        if removed:
-            answer = self.ask(fleet.remove(self.services, runner.id))
-            assert answer.reason in {None, "runner-busy"}
-            assert self._register(runner).reason is None
-        runner.reports += 1
-        report |= {"status": "ready", "capacity_total": 3, "sequence": runner.reports}
-        command = commands.ReportStatus(runner_id=runner.id, session_id=runner.session, **report)
-        self.run(runners.report_status(self.services, command))
+        assert not given or not (drained or draining)
+        self._report(runner, RunnerStatus.READY, 3)
         self.run(fleet.set_drained(self.services, runner.id, "ops", drained=False))
 
-    def _give_back(self, runner: Runner, given: list[Any]) -> None:
-        for claim in given:
-            proof = {"lease_id": claim.leased.lease.id, "lease_token": claim.token}
-            self.run(leases.release_lease(self.services, commands.ReleaseLease(**proof)))
+    def _report(self, runner: Runner, status: RunnerStatus, capacity: int) -> None:
+        runner.reports += 1
+        command = commands.ReportStatus(
+            runner_id=runner.id,
+            session_id=runner.session,
+            sequence=runner.reports,
+            status=status,
+            capacity_total=capacity,
+        )
+        assert self.run(runners.report_status(self.services, command))
+
+    def remove(self, runner: Runner) -> None:
+        """Also the process of a runner that was removed may register again."""
+        answer = self.ask(fleet.remove(self.services, runner.id))
+        assert answer.reason in {None, "runner-busy"}
+        assert self._register(runner).reason is None
+
+    @rule(
+        kind=st.sampled_from(["restart", "disturb", "remove", "free", "keep_keys", "away"]),
+        number=NUMBERS,
+        key=st.sampled_from(KEYS),
+        capacity=st.integers(0, 4),
+        seconds=st.sampled_from([4, 40, 400]),
+        draining=st.booleans(),
+        drained=st.booleans(),
+    )
+    def trouble(self, kind, number, key, capacity, seconds, draining, drained) -> None:
+        """What befalls a fleet now and then."""
+        runner = self.fleet[number]
+        match kind:
+            case "restart":
+                self.restart(runner)
+            case "disturb":
+                self.disturb(runner, capacity, draining=draining, drained=drained)
+            case "remove":
+                self.remove(runner)
+            case "free":
+                self.free(key)
+            case "keep_keys":
+                self.keep_keys()
+            case "away":
+                self.be_away(seconds)
 
     def _claim(
         self,
@@ -272,8 +295,9 @@ class LifecycleMachine(RuleBasedStateMachine):
         )
         return self.ask(leases.claim_leases(self.services, command, never_gone))
 
-    @rule(target=held, runner=fleet, wanted=st.integers(1, 3), lost=st.booleans())
-    def claim(self, runner, wanted, lost) -> Any:
+    @rule(target=held, number=NUMBERS, wanted=st.integers(1, 3), lost=st.booleans())
+    def claim(self, number, wanted, lost) -> Any:
+        runner = self.fleet[number]
         request_id = uuid4()
         answer = self._claim(runner, wanted, request_id=request_id)
         if lost and answer.outcome:
@@ -296,15 +320,15 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @rule(
         target=held,
-        runner=fleet,
+        number=NUMBERS,
         key=st.sampled_from([None, *KEYS]),
         run_limit=st.sampled_from([60, 1000]),
-        begins=st.booleans(),
+        begins=st.sampled_from([True, True, False]),
     )
-    def take(self, runner, key, run_limit, begins) -> Any:
+    def take(self, number, key, run_limit, begins) -> Any:
         """Work that is there is claimed, and mostly begun: what else is a fleet for?"""
-        self.create(runner.job_type, key, 1, None, run_limit, lost=False)
-        given = self.claim(runner, 1, lost=False)
+        self.create(FLEET[number], key, 1, None, run_limit, lost=False)
+        given = self.claim(number, 1, lost=False)
         for lease in given.values if begins else ():
             self.start(lease, lost=False)
         return given
@@ -421,7 +445,6 @@ class LifecycleMachine(RuleBasedStateMachine):
     def sweep(self) -> None:
         self.run(EndDue().run_once(self.services))
 
-    @rule()
     def keep_keys(self) -> None:
         self.run(KeepKeys().run_once(self.services))
         self._lines_move()
@@ -430,18 +453,17 @@ class LifecycleMachine(RuleBasedStateMachine):
     def pass_time(self, seconds, alive) -> None:
         """Runners that are alive beat all the while; the others are silent."""
         while alive and seconds > 0:
-            step = min(10, seconds)
+            step = min(25, seconds)
             self.run(self.clock.forward(step))
             for lease in self.leases:
                 if self._lease_row(lease)["status"] == "active":
                     self.beat(lease, newer=True, phase=None)
-            seconds -= max(step, seconds / 2)
+            seconds -= step
         if not alive:
             self.run(self.clock.forward(seconds))
         self.sweep()
 
-    @rule(seconds=st.sampled_from([4, 40, 400]))
-    def be_away(self, seconds) -> None:
+    def be_away(self, seconds: int) -> None:
         """Our own outage: nothing ends by it."""
         count = "SELECT count(*) FROM runner_leases WHERE status = 'active'"
         before = self.run(self.sql.fetchval(count))
@@ -470,7 +492,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     @invariant()
     def auditor_accepts_everything(self) -> None:
         terms = audit.Terms.of(self.services.settings.leases)
-        checks = [check for check in audit.CHECKS if check.name not in {"overdue"}]
+        checks = [check for check in audit.CHECKS if check.name != "overdue"]
         found = breaches(self.run(audit.run_checks(self.sql, terms, checks=checks)))
         found.pop("hold-justified", None)  # until the sweep comes by; see `teardown`
         assert found == {}

@@ -242,12 +242,10 @@ async def test_late_word_after_the_operator_freed_the_key_leaves_the_next_holder
 
 async def test_sweep_mends_a_line_whose_move_up_was_lost(world, clock, sql):
     key = new_key()
-    first, second = await line(world, clock, key, 100, 100)
+    _, second = await line(world, clock, key, 100, 100)
     runner = await world.runner()
     await (await runner.claim()).complete()
-    await sql.execute(
-        "UPDATE execution_attempts SET claimable = false WHERE id = $1", UUID(second)
-    )
+    await sql.execute("UPDATE execution_attempts SET claimable = false WHERE id = $1", UUID(second))
     lost = await runner.claim_all()
 
     await world.keep_keys()

@@ -5,11 +5,15 @@ import random
 import pytest
 
 from app.domain.masking import MAX_EXACT_BYTES, MIN_EXACT_BYTES, Exact
+from tests.masking import texts
 from tests.masking.sender import assert_same_however_split, send, two_pieces
-from tests.masking.texts import private_key
 
 HORSE = "correct-horse-9"
-BLOCK = private_key(random.Random(5), lines=3).replace(b"RSA PRIVATE KEY", b"CUSTOM BLOCK").decode()
+BLOCK = (
+    texts.private_key(random.Random(5), lines=3)
+    .replace(b"RSA PRIVATE KEY", b"CUSTOM BLOCK")
+    .decode()
+)
 LINES = BLOCK.split("\n")
 
 TABLE = {
@@ -139,6 +143,19 @@ def test_a_thousand_values_are_looked_for_at_once(masker):
     data = b" ".join(values) * 20
 
     assert b"of-many" not in masker.mask_bytes(data, values).data
+
+
+def test_many_long_values_are_looked_for_in_a_large_text(masker):
+    values = [f"{number:04}-{'long' * number}".encode() for number in range(150)]
+    data = texts.ordinary(200_000) + b" ".join(values)
+
+    assert b"-long" not in masker.mask_bytes(data, values).data
+
+
+def test_touching_values_of_several_lines_stay_one_mask(masker):
+    value = b"hunter2\nsecond-line"
+
+    assert_same_however_split(masker, b"a " + value * 2 + b" b\n", [value], b"a *** b\n")
 
 
 def test_values_that_are_no_text_are_masked(masker):

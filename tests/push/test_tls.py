@@ -89,6 +89,7 @@ async def test_new_connections_get_the_renewed_pair_and_old_ones_live_on(
     async with httpx.AsyncClient(verify=trust) as old:
         assert (await old.get(url)).status_code == 200
         assert await shown(service.port) == certificate_of(files)
+        await handshake_that_never_ends_is_given_up(service.port)
 
         renewed = certificate_of(renew(folder))
         await until(lambda: shown(service.port), renewed)
@@ -113,10 +114,8 @@ async def open_service_over_tls(open_service, files):
     return service
 
 
-async def test_client_that_never_finishes_its_handshake_is_given_up(open_service, files):
-    service = await open_service_over_tls(open_service, files)
-
-    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+async def handshake_that_never_ends_is_given_up(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"\x16\x03\x01")
     async with asyncio.timeout(5):
         with suppress(ConnectionError):

@@ -78,7 +78,7 @@ def mark_yaml(found: Found, data: bytes, start: int, end: int) -> int:
         stop = text.end()
     else:
         if stop == len(data):
-            found.open.append(line)
+            pass
     found.marks += mark_lines(head.end(), stop, data, line, "assignment")
     return stop
 

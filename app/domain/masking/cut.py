@@ -27,16 +27,22 @@ def boundary(data: bytes, found: Found, exact: Exact) -> int:
         place = _within_line(data, exact) if size >= PROGRESS_BYTES else 0
     zones = _zones(found, size)
     while place > 0:
-        back = place
-        for start, end in reversed(zones):
-            if start < back < end:
-                back = start
-        back = encoded_block(data, exact.uncut(data, back), PROGRESS_BYTES)
-        if back == place:
-            return place
-        if back <= lowest:
+        back = _before(zones, place)
+        begun = exact.uncut(data, back)
+        if begun < back:
+            back = _before(zones, begun, touching=1)
+        back = encoded_block(data, back, PROGRESS_BYTES)
+        if back == place or back <= lowest:
             return place
         place = back
+    return place
+
+
+def _before(zones: list[tuple[int, int]], place: int, touching: int = 0) -> int:
+    """`place`, or where the zone begins that holds it (or, if touching counts, ends there)."""
+    for start, end in reversed(zones):
+        if start < place < end + touching:
+            return start
     return place
 
 

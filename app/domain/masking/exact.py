@@ -20,6 +20,7 @@ MIN_BYTES = 4
 MAX_BYTES = 16 * 1024
 """Longer values could not be kept whole between two chunks."""
 MAX_VALUES = 1000
+MAX_BYTES_IN_ALL = 128 * 1024
 KIND = "exact"
 
 _BREAK = re.compile(rb"\r\n|[\r\n]")
@@ -30,18 +31,21 @@ _BASE64 = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345
 class Exact:
     """The forms of some values, ready to be looked for.
 
-    `too_short` and `too_long` are the places of those that are not looked for.
+    `too_short` and `too_long` are the places of those that are not looked for; too long are also
+    those that there is no room for, in number or in bytes.
     """
 
     def __init__(self, given: Sequence[bytes] = ()) -> None:
         short, long, forms = [], [], dict[bytes, bool]()
+        room = MAX_BYTES_IN_ALL
         for place, value in enumerate(given):
             bare = value.strip()
             if len(bare) < MIN_BYTES:
                 short.append(place)
-            elif len(bare) > MAX_BYTES or place >= MAX_VALUES:
+            elif len(bare) > min(MAX_BYTES, room) or place >= MAX_VALUES:
                 long.append(place)
             else:
+                room -= len(bare)
                 for form, is_base64 in _forms(bare):
                     forms.setdefault(form, is_base64)
         self.too_short = tuple(short)

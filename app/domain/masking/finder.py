@@ -101,14 +101,21 @@ class Vectorscan:
             return find_each(literals, data, most)
         pattern, flag = self._engine.Pattern, self._engine.Flag.SOM_LEFTMOST
         database = self._engine.BlockDatabase(
-            *(pattern(_hex(text), flag, tag=number) for number, text in enumerate(literals))
+            *(pattern(_hex(text[:_HEAD]), flag, tag=number) for number, text in enumerate(literals))
         )
-        hits: list[Hit] = []
-        self._scanner(database, hits, [most]).scan(data)
-        return None if len(hits) > most else sorted(hits)
+        heads: list[Hit] = []
+        self._scanner(database, heads, [most]).scan(data)
+        if len(heads) > most:
+            return None
+        return sorted(
+            (start + len(literals[number]), start, number)
+            for _, start, number in heads
+            if data.startswith(literals[number], start)
+        )
 
 
-_SMALL = 48 * 1024  # up to here, looking for each costs less than to compile a database
+_SMALL = 128 * 1024  # up to here, looking for each costs less than to compile a database
+_HEAD = 48  # of longer literals only so much is compiled; the rest is compared
 
 
 def _hex(literal: bytes) -> bytes:
