@@ -38,7 +38,7 @@ from app.domain.records import Attempt
 from app.handlers import attempts as attempt_handlers
 from app.handlers import logs as log_handlers
 from app.services import Services
-from app.store import leases, listing, logs, timelines
+from app.store import diagnoses, listing, logs, timelines
 
 router = APIRouter(
     prefix="/v1",
@@ -242,7 +242,7 @@ async def list_leases(request: Request, attempt_id: AttemptId) -> Response:
     """Read all leases of an attempt: who held it, and how each ended."""
     services = services_of(request)
     await attempt_handlers.get_attempt(services, attempt_id)
-    found = await services.database.run(lambda conn: leases.list_of_attempt(conn, attempt_id))
+    found = await services.database.run(lambda conn: diagnoses.list_of_attempt(conn, attempt_id))
     return answer(LeasePage(items=found, next_page_token=None))
 
 

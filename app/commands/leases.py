@@ -31,11 +31,12 @@ from app.domain.keys import KeyRing
 from app.domain.lifecycle import FailureCategory, LeaseStatus, Outcome, Status, is_terminal
 from app.domain.records import Attempt
 from app.settings import LeaseSettings
-from app.store import leases
+from app.store import diagnoses, leases
 from app.store.database import Connection
+from app.store.diagnoses import Diagnosis
 from app.store.ends import End, Rules
 from app.store.late import record_once
-from app.store.leases import Beaten, Completion, Diagnosis, Key, Started
+from app.store.leases import Beaten, Completion, Key, Started
 
 _COMPLETE_PURPOSE = "lease.complete"
 
@@ -244,11 +245,11 @@ async def release(
     A repeat is answered alike. AlreadyStarted where only a completion can end it.
     """
     key = key_of(command)
-    found = (await leases.diagnose(conn, [key.lease_id])).get(key.lease_id)
+    found = (await diagnoses.diagnose(conn, [key.lease_id])).get(key.lease_id)
     if found is None or found.token_hash != key.token_hash:
         return refusal(key, found), []
     ended = await take_back(conn, rules, [key.lease_id], command.reason or "released")
-    found = (await leases.diagnose(conn, [key.lease_id])).get(key.lease_id)
+    found = (await diagnoses.diagnose(conn, [key.lease_id])).get(key.lease_id)
     if found is None or found.completion_digest is not None:
         return refusal(key, found), ended
     if found.status is LeaseStatus.RELEASED:
@@ -263,7 +264,7 @@ async def _diagnose(
 ) -> dict[UUID, Diagnosis]:
     """Why the rest was not done; a new statement, whose snapshot sees who was quicker."""
     missed = [key.lease_id for key in keys if key.lease_id not in done]
-    return await leases.diagnose(conn, missed) if missed else {}
+    return await diagnoses.diagnose(conn, missed) if missed else {}
 
 
 def refusal(  # noqa: PLR0911 - one line a fact

@@ -28,10 +28,10 @@ from app.handlers.aftermath import move_up, tell
 from app.handlers.counting import counted
 from app.handlers.registry import Context, Registry
 from app.services import Services
-from app.store import leases as store
-from app.store import runners, signals
+from app.store import diagnoses, runners, signals
 from app.store.batches import rounds, run_batch
-from app.store.leases import Beaten, Diagnosis, Started
+from app.store.diagnoses import Diagnosis
+from app.store.leases import Beaten, Started
 
 HEARTBEAT = "lease.heartbeat"
 COMPLETE = "lease.complete"
@@ -186,7 +186,7 @@ async def wait_signals(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(wait_seconds, services.settings.limits.max_wait_seconds)
     while True:
-        found = await services.database.run(lambda conn: store.diagnose(conn, [key.lease_id]))
+        found = await services.database.run(lambda conn: diagnoses.diagnose(conn, [key.lease_id]))
         state = found.get(key.lease_id)
         if (
             state is None

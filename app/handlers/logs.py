@@ -29,7 +29,7 @@ from app.domain.ids import new_id
 from app.handlers.counting import counted
 from app.handlers.registry import Context, Registry
 from app.services import Services
-from app.store import leases, logs, signals
+from app.store import diagnoses, logs, signals
 from app.store.database import Connection
 from app.store.leases import Key
 from app.store.logs import Chunk, Part, Place
@@ -80,7 +80,7 @@ async def _look(services: Services, command: commands.AppendLog) -> Place:
     if not place.token_fits:
         raise LeaseTokenInvalid
     if not place.writable:
-        found = await services.database.run(lambda conn: leases.diagnose(conn, [key.lease_id]))
+        found = await services.database.run(lambda conn: diagnoses.diagnose(conn, [key.lease_id]))
         raise refusal(key, found.get(key.lease_id))
     return place
 

@@ -9,6 +9,7 @@ import pytest
 from app.domain.masking.contexts import CONTEXTS
 from app.domain.masking.shapes import SHAPES
 from tests.masking import texts
+from tests.masking.sender import assert_same_however_split
 
 SHAPE_IDS = [f"{shape.kind}-{shape.text}" for shape in SHAPES]
 # Too few letters are known of these for a look into base64.
@@ -136,4 +137,7 @@ def test_value_ends_where_it_ends(masker, text, expected):
 def test_block_value_of_yaml_is_masked_line_by_line(masker):
     text = b"  password: |\n    hunter22\n\n    more here\n  user: app\n"
 
-    assert masker.mask_bytes(text).data == b"  password: |\n    ***\n\n    ***\n  user: app\n"
+    masked = b"  password: |\n    ***\n\n    ***\n  user: app\n"
+
+    assert masker.mask_bytes(text).data == masked
+    assert_same_however_split(masker, text, expected=masked)

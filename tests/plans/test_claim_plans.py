@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from app.domain.placement import Demands
-from app.store import claims, ends, holds, leases, logs
+from app.store import claims, diagnoses, ends, holds, leases, logs
 
 MANY = 50_000
 FEW_PAGES = 400
@@ -95,7 +95,7 @@ async def test_a_look_reads_one_head_a_class(queue):
         (holds._MOVE_UP, [["one-host"]]),
         (holds._LIST_WAITED_FOR, ["", 100]),
         (leases._START, [[uuid4()], ["hash"], timedelta(30), timedelta(60)]),
-        (leases._DIAGNOSE, [[uuid4()]]),
+        (diagnoses._DIAGNOSE, [[uuid4()]]),
         (logs._LOOK, [uuid4(), "hash", "stdout", timedelta(120)]),
     ],
     ids=["due", "at-limit", "move-up", "waited-for", "start", "diagnose", "log-look"],

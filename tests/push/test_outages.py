@@ -179,22 +179,14 @@ async def test_warm_service_goes_on_whatever_its_issuer_does(open_service, own_s
             while await sender.push() != 204:
                 await asyncio.sleep(0.05)
 
-        fetched = sum(source.requests.values())
-        claims = source.claims(ACCOUNTS["pubsub"], AUDIENCE)
-        unknown = [await sender.push(source.sign(claims, kid=uuid4().hex)) for _ in range(50)]
-
     assert statuses == {fault: {204} for fault in Fault}
     assert slowest < 1
-    assert set(unknown) == {401}
-    assert sum(source.requests.values()) - fetched <= 3  # one a second, and the cool-down's own
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-async def test_five_thousand_unknown_keys_make_the_issuer_work_once(
-    open_service, own_sql, own_issuer
-):
-    tokens = 5000
+@pytest.mark.parametrize(
+    "tokens", [200, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
+)
+async def test_unknown_keys_make_the_issuer_work_once(tokens, open_service, own_sql, own_issuer):
     source, _ = own_issuer
     service = await open_service(by=own_issuer, TELEMETRY__LOG_LEVEL="error")
     async with httpx.AsyncClient(timeout=20) as client:

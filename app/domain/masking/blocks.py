@@ -78,7 +78,7 @@ def mark_yaml(found: Found, data: bytes, start: int, end: int) -> int:
         stop = text.end()
     else:
         if stop == len(data):
-            pass
+            found.open.append(line)
     found.marks += mark_lines(head.end(), stop, data, line, "assignment")
     return stop
 

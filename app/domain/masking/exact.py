@@ -19,7 +19,7 @@ MIN_BYTES = 4
 """Shorter values would hide half of every text: they are refused, and the refusal is shown."""
 MAX_BYTES = 16 * 1024
 """Longer values could not be kept whole between two chunks."""
-MAX_VALUES = 1000
+MAX_VALUES = 256
 MAX_BYTES_IN_ALL = 128 * 1024
 KIND = "exact"
 
