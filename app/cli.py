@@ -153,6 +153,44 @@ def _source(name: str, environ: Mapping[str, str]) -> str:
     return group if group in environ else "default"
 
 
+@cli.command()
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
+    help="Name at most so many violations a check.",
+)  # fmt: skip
+def audit(output: str, limit: int) -> None:
+    """Check everything stored against what must hold of it.
+
+    Reads one snapshot and writes nothing; the service may be at work. Needs
+    EXECUTION_PLANE_DATABASE__URL, and the service's LEASES settings where they are not the
+    defaults. Exit status 1 if anything is broken.
+    """
+    import asyncio  # noqa: PLC0415
+    import json  # noqa: PLC0415
+
+    import asyncpg  # noqa: PLC0415
+
+    from app.commands import audit as auditor  # noqa: PLC0415
+
+    dsn = _database_url(os.environ)
+    try:
+        terms = auditor.Terms.from_environment(os.environ)
+        findings = asyncio.run(auditor.audit(dsn, terms, limit=limit))
+    except ValueError as error:
+        _fail(f"The settings of the leases are not usable: {error}")
+    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError) as error:
+        _fail(f"This is no database of this version of the service: {error}.")
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        _fail(f"The database does not answer: {error}", status=NOT_REACHABLE)
+    if output == "json":
+        click.echo(json.dumps(auditor.document(findings)))
+    else:
+        for line in auditor.lines(findings):
+            click.echo(line)
+    sys.exit(any(finding.violations for finding in findings))
+
+
 # --- development ---------------------------------------------------------------------------------
 
 

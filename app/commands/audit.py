@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 
 import asyncpg
 from pydantic_settings import EnvSettingsSource
@@ -78,3 +79,30 @@ async def audit(dsn: str, terms: Terms, *, limit: int = 20) -> list[Finding]:
             return await run_checks(conn, terms, limit=limit)
     finally:
         await conn.close()
+
+
+def lines(findings: Sequence[Finding]) -> Iterable[str]:
+    """The findings for people: one line a check, and under it what breaks it."""
+    width = max(len(finding.check.name) for finding in findings)
+    for finding in findings:
+        word = "broken" if finding.violations else "holds"
+        yield f"{word:<7} {finding.check.name:<{width}}  {finding.check.sentence}"
+        for one in finding.violations:
+            yield f"        {one.subject}: {one.detail}"
+    broken = sum(1 for finding in findings if finding.violations)
+    yield f"{len(findings)} checks, {broken or 'none'} broken"
+
+
+def document(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The same as one JSON document."""
+    return {
+        "checks": [
+            {
+                "name": finding.check.name,
+                "sentence": finding.check.sentence,
+                "violations": [asdict(one) for one in finding.violations],
+            }
+            for finding in findings
+        ],
+        "broken": sum(1 for finding in findings if finding.violations),
+    }

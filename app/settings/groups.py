@@ -200,6 +200,8 @@ class KeySettings(Group):
         if self.current not in self.secrets:
             raise ValueError(f"keys.current is {self.current!r}, but keys.secrets has no such id")
         for key_id, secret in self.secrets.items():
+            if ":" in key_id:  # it separates the parts of what is stored with the id
+                raise ValueError(f"keys.secrets has the id {key_id!r}; an id may hold no colon")
             if len(secret.get_secret_value()) < MIN_SECRET_LENGTH:
                 raise ValueError(
                     f"keys.secrets[{key_id!r}] is shorter than {MIN_SECRET_LENGTH} characters"

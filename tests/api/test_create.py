@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from app.domain import errors
 from tests.driver import Control, new_attempt
 
 SECRETS = {
@@ -165,6 +166,11 @@ async def test_honest_repeat_is_known_after_the_server_key_was_changed(open_inst
         assert changed.status_code == 409
 
     assert [answer.status_code for answer in answers] == [201, 200, 200]
+
+
+def test_id_of_a_server_key_that_could_not_be_found_again_is_refused_at_start(make_settings):
+    with pytest.raises(errors.SettingsInvalid, match="colon"):
+        make_settings(KEYS__CURRENT="a:1", KEYS__SECRETS={"a:1": SECRETS["k1"]})
 
 
 async def test_repeat_whose_server_key_is_gone_is_no_server_error(open_instance, control):

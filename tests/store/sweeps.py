@@ -36,7 +36,7 @@ async def expire(sql: asyncpg.Connection, services: Services, held) -> None:
 
 async def until_blocked(sql: asyncpg.Connection) -> None:
     """Return when some other connection of this database waits for a lock."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not await sql.fetchval(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
             "AND wait_event_type = 'Lock'"
