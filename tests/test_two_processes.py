@@ -40,7 +40,7 @@ class Process:
             )
 
     async def until_ready(self) -> None:
-        async with httpx.AsyncClient() as http, asyncio.timeout(30):
+        async with httpx.AsyncClient() as http, asyncio.timeout(60):
             while not await self._is_ready(http):
                 await asyncio.sleep(0.02)
 

@@ -519,6 +519,11 @@ FOR EACH ROW WHEN (ROW(OLD.id, OLD.operation_id, OLD.plan_id, OLD.plan_node_id, 
     IS DISTINCT FROM ROW(NEW.id, NEW.operation_id, NEW.plan_id, NEW.plan_node_id, NEW.node_run_id, NEW.requested_by_service, NEW.idempotency_key, NEW.request_digest, NEW.job_type, NEW.job_spec_ref, NEW.runner_kind, NEW.priority, NEW.timeout_seconds, NEW.queue_timeout_seconds, NEW.placement, NEW.concurrency_key, NEW.created_at))
 EXECUTE FUNCTION refuse_change()""",
     """\
+CREATE TRIGGER execution_attempts_class BEFORE UPDATE OF placement_class_id ON execution_attempts
+FOR EACH ROW WHEN (OLD.placement_class_id IS DISTINCT FROM NEW.placement_class_id
+    AND NEW.placement_class_id IS NOT NULL)
+EXECUTE FUNCTION refuse_change()""",
+    """\
 CREATE TRIGGER execution_attempts_terminal BEFORE UPDATE ON execution_attempts
 FOR EACH ROW WHEN (OLD.finished_at IS NOT NULL AND ROW(OLD.status, OLD.failure_category, OLD.failure_message, OLD.result, OLD.runner_instance_id, OLD.leased_at, OLD.started_at, OLD.finished_at, OLD.cancel_requested_at, OLD.cancel_reason, OLD.limit_at, OLD.claimable, OLD.placement_class_id, OLD.last_lease_number, OLD.unstarted_leases, OLD.backoff_runner_id, OLD.backoff_until)
     IS DISTINCT FROM ROW(NEW.status, NEW.failure_category, NEW.failure_message, NEW.result, NEW.runner_instance_id, NEW.leased_at, NEW.started_at, NEW.finished_at, NEW.cancel_requested_at, NEW.cancel_reason, NEW.limit_at, NEW.claimable, NEW.placement_class_id, NEW.last_lease_number, NEW.unstarted_leases, NEW.backoff_runner_id, NEW.backoff_until))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import cast
 
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 
+from app.api.bodies import pointer
 from app.auth.roles import Identity
-from app.domain.errors import Forbidden, Unauthenticated
+from app.domain.errors import Forbidden, RequestInvalid, Unauthenticated
 from app.services import Services
 from app.settings import Role
 
@@ -39,8 +41,23 @@ def require(*roles: Role) -> Callable[[Request], Awaitable[None]]:
     async def check(request: Request) -> None:
         identity = await authenticate(request)
         identity.require(*roles)
+        _refuse_unknown_parameters(request)
 
     return check
+
+
+def _refuse_unknown_parameters(request: Request) -> None:
+    """A misspelt filter must not be ignored: the answer would be another one than was asked for."""
+    if not request.query_params:
+        return
+    route = cast("APIRoute", request.scope["route"])
+    known = {field.alias for field in route.dependant.query_params}
+    unknown = sorted(set(request.query_params) - known)
+    if unknown:
+        detail = f"is no parameter here; known are: {', '.join(sorted(known)) or 'none'}"
+        raise RequestInvalid(
+            [{"pointer": pointer(("query", name)), "detail": detail} for name in unknown]
+        )
 
 
 def speaks_for(request: Request, runner_id: str) -> None:

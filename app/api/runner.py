@@ -49,6 +49,8 @@ LeaseId = Annotated[UUID, Path(description="The lease.")]
 LeaseToken = Annotated[
     str, Header(max_length=200, description="The secret that the claim's answer held.")
 ]
+NO_TOKEN = ""
+"""What a missing header is: a token that fits no lease, so the answer is that of a wrong one."""
 
 
 def _cadence(services: Services) -> dict[str, float]:
@@ -147,7 +149,7 @@ def _claimed(claim: Claim) -> ClaimedLease:
     name="leases_start",
     response_model=LeaseAnswer,
 )
-async def start_lease(request: Request, lease_id: LeaseId, lease_token: LeaseToken) -> Response:
+async def start_lease(request: Request, lease_id: LeaseId, lease_token: LeaseToken = NO_TOKEN) -> Response:
     """Begin the work. Nothing may be touched before this is answered with 200.
 
     A 200 always means: begin. 409 with `action: "stop"` means: do not.
@@ -174,7 +176,7 @@ async def start_lease(request: Request, lease_id: LeaseId, lease_token: LeaseTok
     response_model=LeaseAnswer,
     openapi_extra=documented(Heartbeat, HEARTBEAT),
 )
-async def heartbeat(request: Request, lease_id: LeaseId, lease_token: LeaseToken) -> Response:
+async def heartbeat(request: Request, lease_id: LeaseId, lease_token: LeaseToken = NO_TOKEN) -> Response:
     """Show a sign of life, which renews the lease.
 
     `action: "cancel"` asks the runner to stop its work and to complete with outcome `cancelled`.
@@ -201,7 +203,7 @@ async def heartbeat(request: Request, lease_id: LeaseId, lease_token: LeaseToken
     response_model=CompletedAnswer,
     openapi_extra=documented(CompleteLease, COMPLETE),
 )
-async def complete_lease(request: Request, lease_id: LeaseId, lease_token: LeaseToken) -> Response:
+async def complete_lease(request: Request, lease_id: LeaseId, lease_token: LeaseToken = NO_TOKEN) -> Response:
     """Say how the work ended. The first word is final.
 
     The same completion again gets the same 200, with `Idempotent-Replayed: true`; a different one
@@ -221,7 +223,7 @@ async def complete_lease(request: Request, lease_id: LeaseId, lease_token: Lease
     response_model=Attempt,
     openapi_extra=documented(ReleaseLease, {"reason": "the host is going down"}),
 )
-async def release_lease(request: Request, lease_id: LeaseId, lease_token: LeaseToken) -> Response:
+async def release_lease(request: Request, lease_id: LeaseId, lease_token: LeaseToken = NO_TOKEN) -> Response:
     """Give the lease back without having worked. A repeat is answered alike.
 
     After the start only where the job may be begun again elsewhere (409 `already-started`).
@@ -236,7 +238,7 @@ async def release_lease(request: Request, lease_id: LeaseId, lease_token: LeaseT
 async def wait_signals(
     request: Request,
     lease_id: LeaseId,
-    lease_token: LeaseToken,
+    lease_token: LeaseToken = NO_TOKEN,
     wait_seconds: Annotated[float, Query(ge=0, le=3000, description="Wait so long.")] = 0,
 ) -> Response:
     """Wait for a cancellation or the end of the lease. Does not renew it.
@@ -278,7 +280,7 @@ async def append_log(
     request: Request,
     lease_id: LeaseId,
     stream: Annotated[LogStream, Path(description="The stream.")],
-    lease_token: LeaseToken,
+    lease_token: LeaseToken = NO_TOKEN,
     offset: Annotated[
         int, Query(ge=0, le=2**53 - 1, description="Where the bytes begin in this stream.")
     ],

@@ -48,6 +48,7 @@ class Supervisor:
         self._loops = loops
         self.leader = Leader(services.database)
         self._tasks: list[asyncio.Task[None]] = []
+        self._passed: set[str] = set()
         self._stopping = asyncio.Event()
 
     def start(self) -> None:
@@ -77,12 +78,24 @@ class Supervisor:
 
     async def _lead(self) -> None:
         while not self._stopping.is_set():
-            if await self.leader.renew():
+            if await self.leader.renew() and self._swept():
                 try:
                     await self.leader.mark_swept()
                 except ServiceError as error:
                     _LOG.warning("leader.not_marked", reason=error.reason())
             await self._pause(RENEW_SECONDS * random.uniform(0.8, 1.0))  # noqa: S311
+
+    def _swept(self) -> bool:
+        """Whether every frequent sweep has had a good pass since this was last true."""
+        frequent = {
+            loop.name
+            for loop in self._loops
+            if loop.leader_only and loop.interval_seconds <= RENEW_SECONDS
+        }
+        swept = self._passed >= frequent
+        if swept:
+            self._passed.clear()
+        return swept
 
     async def _keep(self, loop: Loop) -> None:
         failures = 0
@@ -94,6 +107,7 @@ class Supervisor:
             try:
                 result = await loop.run_once(self._services)
                 more, failures = result.more, 0
+                self._passed.add(loop.name)
                 self._services.metrics.loop_runs.labels(loop.name, "ok").inc()
             except ServiceError as error:
                 failures += 1

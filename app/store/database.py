@@ -202,7 +202,7 @@ async def _give_back(pool: asyncpg.Pool[asyncpg.Record], connection: Connection)
 
 def _is_server_state(error: BaseException) -> bool:
     """Whether the error says that the server, and not the request, is the trouble."""
-    if isinstance(error, _RETRY):
+    if isinstance(error, (*_RETRY, ValueError)):  # the latter: a value of ours that does not fit
         return False
     if isinstance(error, asyncpg.PostgresError):
         return (error.sqlstate or "").startswith(_SERVER_STATE)

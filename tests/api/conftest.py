@@ -36,15 +36,21 @@ async def shared_http(services) -> AsyncIterator[httpx.AsyncClient]:
 _IN_ORDER = [table.name for table in reversed(tables.metadata.sorted_tables)]
 
 
+_EMPTY = "; ".join(f"DELETE FROM {name}" for name in _IN_ORDER if name not in KEPT)
+
+
+@pytest.fixture(scope="session")
+async def sweeper(worker_database) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(worker_database)
+    yield connection
+    await connection.close()
+
+
 @pytest.fixture
-async def database_url(worker_database) -> AsyncIterator[str]:
+async def database_url(worker_database, sweeper) -> AsyncIterator[str]:
     """The worker's database, emptied after the test: rows are few, so deleting them is quicker."""
     yield worker_database
-    connection = await asyncpg.connect(worker_database)
-    await connection.execute(
-        "; ".join(f"DELETE FROM {name}" for name in _IN_ORDER if name not in KEPT)
-    )
-    await connection.close()
+    await sweeper.execute(_EMPTY)
 
 
 @pytest.fixture

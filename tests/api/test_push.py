@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -16,6 +17,9 @@ from app.domain.ids import new_id
 from app.embedded.environment import ACCOUNTS, AUDIENCE, SUBSCRIPTION
 from app.handlers import all_handlers
 from app.handlers.registry import Context, Registry
+from app.settings import load
+from app.wiring import open_services
+from tests.conftest import environment, serve_in_process
 from tests.driver import Pusher, new_attempt
 
 CANARY = "hunter2-canary"
@@ -488,21 +492,52 @@ async def effects(sql):
     await sql.execute("DROP TABLE effects")
 
 
-def registry_of(then=None) -> Registry:
+class Adding:
     """One handler, `effects.add`: it adds a row, then does what the test wants."""
-    registry = Registry()
 
-    @registry.handler("effects.add", Add)
-    async def add(context: Context, command: Add) -> None:
-        assert context.connection is not None
-        await context.connection.execute("INSERT INTO effects VALUES ($1)", command.amount)
-        if then is not None:
-            await then()
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self.then: Callable[[], Awaitable[object]] | None = None
 
-    return registry
+        @self.registry.handler("effects.add", Add)
+        async def add(context: Context, command: Add) -> None:
+            assert context.connection is not None
+            await context.connection.execute("INSERT INTO effects VALUES ($1)", command.amount)
+            if self.then is not None:
+                await self.then()
+
+
+def registry_of(then=None) -> Registry:
+    adding = Adding()
+    adding.then = then
+    return adding.registry
 
 
 ADDING = {SUBSCRIPTION: ["effects.add"]}
+
+
+@pytest.fixture(scope="module")
+async def adding_instance(worker_database, objects, issuer):
+    """An instance with that handler, for all tests of this module that need no other settings."""
+    adding = Adding()
+    variables = environment(worker_database, objects, issuer, PUSH__SUBSCRIPTIONS=ADDING)
+    async with (
+        open_services(load(variables)) as opened,
+        serve_in_process(opened, adding.registry) as client,
+    ):
+        yield adding, client
+
+
+@pytest.fixture
+def push_adding(adding_instance, push_to, database_url):
+    """Pub/Sub in front of a handler that adds a row and then does what is given here."""
+    adding, client = adding_instance
+
+    def make(then=None) -> Pusher:
+        adding.then = then
+        return push_to(client)
+
+    return make
 
 
 async def test_handler_without_a_key_of_its_own_has_one_effect_on_two_instances(
@@ -526,9 +561,9 @@ async def test_handler_without_a_key_of_its_own_has_one_effect_on_two_instances(
 
 
 async def test_the_same_message_is_known_by_its_content_and_not_by_its_spelling(
-    open_instance, push_to, effects
+    push_adding, effects
 ):
-    pusher = push_to(await open_instance(registry_of(), PUSH__SUBSCRIPTIONS=ADDING))
+    pusher = push_adding()
     identifier = str(uuid4())
     spellings = [
         {"v": 1, "to": "effects.add", "id": identifier, "data": {"amount": 5}},
@@ -541,8 +576,8 @@ async def test_the_same_message_is_known_by_its_content_and_not_by_its_spelling(
     assert await effects() == 5
 
 
-async def test_different_messages_may_share_an_id(open_instance, push_to, effects):
-    pusher = push_to(await open_instance(registry_of(), PUSH__SUBSCRIPTIONS=ADDING))
+async def test_different_messages_may_share_an_id(push_adding, effects):
+    pusher = push_adding()
     identifier = uuid4()
 
     await pusher.push("effects.add", {"amount": 5}, id=identifier)
@@ -571,7 +606,7 @@ async def test_message_is_still_known_after_the_server_key_was_changed(
 
 
 async def test_message_that_is_being_worked_on_comes_back_until_that_is_done(
-    open_instance, push_to, effects, sql
+    push_adding, effects, sql
 ):
     reached, go_on = asyncio.Event(), asyncio.Event()
 
@@ -579,17 +614,17 @@ async def test_message_that_is_being_worked_on_comes_back_until_that_is_done(
         reached.set()
         await go_on.wait()
 
-    http = await open_instance(registry_of(wait), PUSH__SUBSCRIPTIONS=ADDING)
+    pusher = push_adding(wait)
     message = envelope("effects.add", {"amount": 5})
 
-    first = asyncio.create_task(push_to(http).push_envelope(message))
+    first = asyncio.create_task(pusher.push_envelope(message))
     await reached.wait()
-    meanwhile = await push_to(http).push_envelope(message)
+    meanwhile = await pusher.push_envelope(message)
     go_on.set()
 
     assert meanwhile.status_code == 503
     assert (await first).status_code == 204
-    assert (await push_to(http).push_envelope(message)).status_code == 204
+    assert (await pusher.push_envelope(message)).status_code == 204
     assert await effects() == 5
     assert await count(sql, "message_failures") == 0
 
@@ -599,22 +634,20 @@ class Bug(Exception):
 
 
 @pytest.mark.parametrize("bug", [Bug, KeyError, OSError, TimeoutError, ConnectionError, ValueError])
-async def test_handler_that_raises_is_counted_and_leaves_nothing(
-    bug, open_instance, push_to, effects, sql
-):
+async def test_handler_that_raises_is_counted_and_leaves_nothing(bug, push_adding, effects, sql):
     faults = [bug(CANARY), bug(CANARY)]
 
     async def fail() -> None:
         if faults:
             raise faults.pop()
 
-    http = await open_instance(registry_of(fail), PUSH__SUBSCRIPTIONS=ADDING)
+    pusher = push_adding(fail)
     message = envelope("effects.add", {"amount": 5})
 
-    answers = [await push_to(http).push_envelope(message) for _ in range(2)]
+    answers = [await pusher.push_envelope(message) for _ in range(2)]
     failures = await sql.fetch("SELECT * FROM message_failures")
     left = await effects()
-    last = await push_to(http).push_envelope(message)
+    last = await pusher.push_envelope(message)
 
     assert [answer.status_code for answer in answers] == [503, 503]
     assert [(row["failures"], row["last_reason"]) for row in failures] == [(2, "handler-failed")]
@@ -675,29 +708,27 @@ async def test_handler_that_does_not_end_in_time_is_counted_and_leaves_nothing(
     ],
 )
 async def test_our_own_trouble_brings_the_message_back_and_is_never_counted(
-    trouble, open_instance, push_to, effects, sql
+    trouble, push_adding, effects, sql
 ):
     async def fail() -> None:
         raise trouble
 
-    http = await open_instance(registry_of(fail), PUSH__SUBSCRIPTIONS=ADDING)
+    pusher = push_adding(fail)
 
-    answer = await push_to(http).push("effects.add", {"amount": 5})
+    answer = await pusher.push("effects.add", {"amount": 5})
 
     assert answer.status_code == 503
     assert await count(sql, "message_failures") == await count(sql, "dead_letters") == 0
     assert await effects() == 0
 
 
-async def test_refusal_by_a_handler_undoes_its_effect_and_is_recorded(
-    open_instance, push_to, effects, sql
-):
+async def test_refusal_by_a_handler_undoes_its_effect_and_is_recorded(push_adding, effects, sql):
     async def refuse() -> None:
         raise errors.AlreadyStarted
 
-    http = await open_instance(registry_of(refuse), PUSH__SUBSCRIPTIONS=ADDING)
+    pusher = push_adding(refuse)
 
-    answer = await push_to(http).push("effects.add", {"amount": 5})
+    answer = await pusher.push("effects.add", {"amount": 5})
 
     [letter] = await dead_letters(sql)
     assert (answer.status_code, letter["reason"]) == (204, "already-started")
@@ -705,9 +736,9 @@ async def test_refusal_by_a_handler_undoes_its_effect_and_is_recorded(
 
 
 async def test_message_that_keeps_killing_its_process_is_recorded(
-    open_instance, push_to, effects, services, sql
+    push_adding, effects, services, sql
 ):
-    http = await open_instance(registry_of(), PUSH__SUBSCRIPTIONS=ADDING)
+    pusher = push_adding()
     message = envelope("effects.add", {"amount": 5})
     digest = Envelope(1, "effects.add", message["id"], message["data"]).digest(services.keys)
     await sql.execute(
@@ -717,7 +748,7 @@ async def test_message_that_keeps_killing_its_process_is_recorded(
         new_id(),
     )
 
-    answer = await push_to(http).push_envelope(message)
+    answer = await pusher.push_envelope(message)
 
     assert answer.status_code == 204
     assert len(await dead_letters(sql)) == 1

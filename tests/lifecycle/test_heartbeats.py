@@ -78,6 +78,21 @@ async def test_beat_with_another_token_does_not_renew(world, clock):
     assert await lease_of(world, held) == before
 
 
+@pytest.mark.parametrize("started", [False, True], ids=["leased", "running"])
+@pytest.mark.parametrize("verb", ["start", "heartbeat", "complete", "release"])
+async def test_no_command_is_taken_with_another_leases_token(world, started, verb):
+    held = await (world.running(AGAIN) if started else world.leased(AGAIN))
+    other = await world.leased(AGAIN)
+    before = await world.row(held.attempt_id), await lease_of(world, held)
+    body = {"session_id": held.runner.session_id, "sequence": 9, "phase": "executing"}
+    bodies = {"heartbeat": body, "complete": {"outcome": "succeeded"}}
+
+    answer = await held.post(verb, bodies.get(verb), token=other.token)
+
+    assert (answer.status_code, answer.json()["reason"]) == (403, "lease-token-invalid")
+    assert (await world.row(held.attempt_id), await lease_of(world, held)) == before
+
+
 async def test_beats_never_shorten_a_lease(world, clock, pusher):
     held = await world.running()
     before = await lease_of(world, held)

@@ -131,3 +131,10 @@ def test_chunk_is_the_cut_and_its_mask(masker):
 
     assert chunk.accepted == masker.safe_cut(data, final=False)
     assert chunk.masked == masker.mask_bytes(data[: chunk.accepted])
+
+
+def test_marks_that_touch_stay_one_mask(masker):
+    key = texts.private_key(random.Random(9), lines=3).split(b"\n")
+    data = b"ghp_" + b"aB3" * 12 + b"\n".join(key[:-1]) + b"\nnext line\n"
+
+    assert_same_however_split(masker, data, expected=b"***\n***\n***\n***\nnext line\n")

@@ -141,6 +141,20 @@ def test_import_compiles_nothing():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_lines_with_too_many_hits_are_withheld_and_others_are_not(masker):
+    log = texts.ordinary(200_000)
+    key = texts.private_key(random.Random(2))
+    dense = b"\\u0022token %3d%3d\n" * 30_000
+
+    masked = masker.mask_bytes(log + dense + key + b"\n" + dense + log)
+
+    assert masked.kinds["withheld"] > 1000
+    assert masked.data.startswith(log[:100_000])
+    assert masked.data.endswith(log[-100_000:])
+    for line in key.split(b"\n"):
+        assert line not in masked.data
+
+
 def fragments():
     yield from ([fragment] for fragment in texts.REPEATED)
     chance = random.Random(3)

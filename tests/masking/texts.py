@@ -106,6 +106,8 @@ keyword: value, monkey: business, turkey=1, hotkey: ctrl-c, primary_key: id, for
 docker run -u 1000:1000 --rm -e MODE=test image:tag
 Progress  10%|##        | 1/10 [00:01<00:09,  1.0 it/s]
 0123456789abcdef0123456789abcdef  ./file.bin
+fresh cioqueryresultsetmetadatatablename36 sk-animation-container-with-a-long-name-for-a-class
+b.abcdefghijklmnopqrstuvwxyz0123456789 LTAIABCDEFGHIJKLMNOPQRSTUV
 container monkey-4f9a07c3e1b85d264f9a07c3e1b85d26 started, layer TASK4f9a07c3e1b85d264f9a07c3e1b85d26
 """.lstrip()
 

@@ -5,7 +5,6 @@ from uuid import uuid4
 
 import pytest
 
-from app.domain import letters
 from app.domain.errors import AlreadyStarted
 from app.embedded.environment import ACCOUNTS, AUDIENCE, SUBSCRIPTION
 from app.handlers.registry import Context, Registry
@@ -132,42 +131,6 @@ async def test_letter_that_is_not_there_is_not_found(operator):
 
     assert [answer.status_code for answer in answers] == [404] * 3
     assert {answer.json()["reason"] for answer in answers} == {"dead-letter-not-found"}
-
-
-# --- what is kept ---------------------------------------------------------------------------------
-
-
-def test_without_a_mask_only_the_form_is_kept():
-    kept = letters.keep({"password": CANARY}, None)
-
-    assert kept == letters.Kept('{"password":"text of 14 characters"}', redrivable=False)
-
-
-@pytest.mark.parametrize(
-    ("data", "redrivable"),
-    [
-        ({"number": 1}, True),
-        ({"number": 10**30, "half": 0.5, "text": "a\x00b\ud800"}, True),
-        ({"lease_id": "x", "lease_token": CANARY}, False),
-        ({"text": "x" * letters.MAX_KEPT_BYTES}, False),
-    ],
-)
-def test_only_a_whole_message_of_bounded_size_without_a_proof_is_redrivable(data, redrivable):
-    kept = letters.keep(data, nothing_secret)
-
-    assert kept.redrivable is redrivable
-    assert CANARY not in kept.payload
-    assert len(kept.payload) <= letters.MAX_KEPT_BYTES
-
-
-def test_what_was_masked_is_kept_and_not_redrivable():
-    kept = letters.keep({"password": CANARY}, lambda _: {"password": "***"})
-
-    assert kept == letters.Kept('{"password": "***"}', redrivable=False)
-
-
-def test_command_under_a_lease_is_never_redrivable():
-    assert not letters.keep({"number": 1}, nothing_secret, under_lease=True).redrivable
 
 
 # --- sent again -----------------------------------------------------------------------------------
@@ -341,6 +304,25 @@ async def test_discard_and_redrive_at_once_end_in_one_of_the_two(bury, ledger):
 
     assert sorted([discarded.status_code, redriven.status_code]) == [200, 409]
     assert await ledger() == ([7] if redriven.status_code == 200 else [])
+
+
+async def test_letter_that_is_discarded_before_its_redrive_commits_has_no_effect(
+    bury, ledger, monkeypatch
+):
+    _, operator, letter_id = await bury()
+    try_lock = messages.try_lock
+
+    async def late(conn, message) -> bool:
+        await operator.call(
+            "POST", f"/v1/dead-letters/{letter_id}:discard", json={"reason": "a moment before"}
+        )
+        return await try_lock(conn, message)
+
+    monkeypatch.setattr(messages, "try_lock", late)
+    answer = await redrive(operator, letter_id)
+
+    assert (answer.status_code, answer.json()["reason"]) == (409, "already-closed")
+    assert await ledger() == []
 
 
 async def test_closed_letter_whose_message_fails_again_is_open_again(bury, pusher_to, sql):

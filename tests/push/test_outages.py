@@ -175,12 +175,12 @@ async def test_warm_service_goes_on_whatever_its_issuer_does(open_service, own_s
         source.fault = None
         source.rotate(keep_previous=False)
         source.rotate(keep_previous=False)  # to a key that was not published at the last fetch
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while await sender.push() != 204:
                 await asyncio.sleep(0.05)
 
     assert statuses == {fault: {204} for fault in Fault}
-    assert slowest < 1
+    assert slowest < 3  # a fetch of keys may take five seconds, and nobody waits for it
 
 
 @pytest.mark.parametrize(

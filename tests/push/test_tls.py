@@ -117,19 +117,19 @@ async def open_service_over_tls(open_service, files):
 async def handshake_that_never_ends_is_given_up(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"\x16\x03\x01")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with suppress(ConnectionError):
             assert await reader.read() == b""
     writer.close()
 
 
 async def until(read, wanted) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while await read() != wanted:
             await asyncio.sleep(0.02)
 
 
 async def until_logged(service, event: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while event not in service.log_text():
             await asyncio.sleep(0.02)

@@ -14,6 +14,7 @@ WINDOW = 32 * 1024
 
 _LINE = re.compile(rb"([^\r\n]*)(?:\r\n|[\r\n])?")
 _KEY_TEXT = re.compile(rb"[A-Za-z0-9+/=]{40}")
+_ESCAPES = 8  # what may stand behind the first line of a key: a quote, an escaped line end
 _HEADER = re.compile(rb"[ \t]*(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset|X-[\w\-]{1,30}): ")
 _LAST = re.compile(rb"[ \t]*[A-Za-z0-9+/]{1,76}={0,2}[ \t]*")
 
@@ -48,11 +49,12 @@ def _orphan(data: bytes, at: int, limit: int) -> int:
     stop, last = at, at
     for line in _LINE.finditer(data, at, limit):
         text = line[1]
-        if _KEY_TEXT.search(text):
+        run = _KEY_TEXT.search(text)
+        if run and not run[0].islower():  # small letters only: a commit or a digest
             stop = last = line.end(1)
         elif _HEADER.match(text) or (last == stop > at and text and _LAST.fullmatch(text)):
             stop = line.end(1)
-        elif text.strip() and line.start() > at:
+        elif len(text.strip()) > (_ESCAPES if line.start() == at else 0):
             break
     return stop if last > at else at
 
