@@ -149,7 +149,9 @@ def _claimed(claim: Claim) -> ClaimedLease:
     name="leases_start",
     response_model=LeaseAnswer,
 )
-async def start_lease(request: Request, lease_id: LeaseId, lease_token: LeaseToken = NO_TOKEN) -> Response:
+async def start_lease(
+    request: Request, lease_id: LeaseId, lease_token: LeaseToken = NO_TOKEN
+) -> Response:
     """Begin the work. Nothing may be touched before this is answered with 200.
 
     A 200 always means: begin. 409 with `action: "stop"` means: do not.
@@ -176,7 +178,9 @@ async def start_lease(request: Request, lease_id: LeaseId, lease_token: LeaseTok
     response_model=LeaseAnswer,
     openapi_extra=documented(Heartbeat, HEARTBEAT),
 )
-async def heartbeat(request: Request, lease_id: LeaseId, lease_token: LeaseToken = NO_TOKEN) -> Response:
+async def heartbeat(
+    request: Request, lease_id: LeaseId, lease_token: LeaseToken = NO_TOKEN
+) -> Response:
     """Show a sign of life, which renews the lease.
 
     `action: "cancel"` asks the runner to stop its work and to complete with outcome `cancelled`.
@@ -203,7 +207,9 @@ async def heartbeat(request: Request, lease_id: LeaseId, lease_token: LeaseToken
     response_model=CompletedAnswer,
     openapi_extra=documented(CompleteLease, COMPLETE),
 )
-async def complete_lease(request: Request, lease_id: LeaseId, lease_token: LeaseToken = NO_TOKEN) -> Response:
+async def complete_lease(
+    request: Request, lease_id: LeaseId, lease_token: LeaseToken = NO_TOKEN
+) -> Response:
     """Say how the work ended. The first word is final.
 
     The same completion again gets the same 200, with `Idempotent-Replayed: true`; a different one
@@ -223,7 +229,9 @@ async def complete_lease(request: Request, lease_id: LeaseId, lease_token: Lease
     response_model=Attempt,
     openapi_extra=documented(ReleaseLease, {"reason": "the host is going down"}),
 )
-async def release_lease(request: Request, lease_id: LeaseId, lease_token: LeaseToken = NO_TOKEN) -> Response:
+async def release_lease(
+    request: Request, lease_id: LeaseId, lease_token: LeaseToken = NO_TOKEN
+) -> Response:
     """Give the lease back without having worked. A repeat is answered alike.
 
     After the start only where the job may be begun again elsewhere (409 `already-started`).
@@ -280,10 +288,10 @@ async def append_log(
     request: Request,
     lease_id: LeaseId,
     stream: Annotated[LogStream, Path(description="The stream.")],
-    lease_token: LeaseToken = NO_TOKEN,
     offset: Annotated[
         int, Query(ge=0, le=2**53 - 1, description="Where the bytes begin in this stream.")
     ],
+    lease_token: LeaseToken = NO_TOKEN,
     final: Annotated[bool, Query(description="Nothing follows in this stream.")] = False,
 ) -> Response:
     """Append raw bytes to one stream of the lease's log.

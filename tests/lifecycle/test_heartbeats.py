@@ -6,6 +6,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.lifecycle.world import AGAIN, refusal
+from tests.store.sweeps import until_blocked
 
 LEASE = 30
 
@@ -36,6 +37,21 @@ async def test_beat_that_is_not_newer_renews_and_says_nothing(world, clock, sequ
     assert after | {"expires_at": None} == before | {"expires_at": None}
     assert await world.control.event_types(held.attempt_id) == types
     assert len(await beats(world, held)) == 1
+
+
+async def test_older_beat_that_had_to_wait_for_its_lease_says_nothing_either(world, sql):
+    held = await world.running()
+    held.sequence = 4
+    await held.beat(phase="executing")
+    held.sequence = 2
+    async with sql.transaction():
+        await sql.execute("SELECT FROM runner_leases FOR UPDATE")
+        waiting = asyncio.create_task(held.beat(phase="completing"))
+        await until_blocked(sql)
+    answer = await waiting
+
+    assert answer.status_code == 200
+    assert (await lease_of(world, held))["phase"] == "executing"
 
 
 async def test_newer_beat_is_recorded_and_a_new_phase_is_an_event(world):
