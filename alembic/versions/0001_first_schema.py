@@ -519,7 +519,8 @@ FOR EACH ROW WHEN (ROW(OLD.id, OLD.operation_id, OLD.plan_id, OLD.plan_node_id, 
     IS DISTINCT FROM ROW(NEW.id, NEW.operation_id, NEW.plan_id, NEW.plan_node_id, NEW.node_run_id, NEW.requested_by_service, NEW.idempotency_key, NEW.request_digest, NEW.job_type, NEW.job_spec_ref, NEW.runner_kind, NEW.priority, NEW.timeout_seconds, NEW.queue_timeout_seconds, NEW.placement, NEW.concurrency_key, NEW.created_at))
 EXECUTE FUNCTION refuse_change()""",
     """\
-CREATE TRIGGER execution_attempts_class BEFORE UPDATE OF placement_class_id ON execution_attempts
+CREATE TRIGGER execution_attempts_placement_class
+BEFORE UPDATE OF placement_class_id ON execution_attempts
 FOR EACH ROW WHEN (OLD.placement_class_id IS DISTINCT FROM NEW.placement_class_id
     AND NEW.placement_class_id IS NOT NULL)
 EXECUTE FUNCTION refuse_change()""",

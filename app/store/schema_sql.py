@@ -123,7 +123,8 @@ FOR EACH ROW WHEN ({_row("OLD", IMMUTABLE_COLUMNS)}
     IS DISTINCT FROM {_row("NEW", IMMUTABLE_COLUMNS)})
 EXECUTE FUNCTION refuse_change()""",
     """\
-CREATE TRIGGER execution_attempts_class BEFORE UPDATE OF placement_class_id ON execution_attempts
+CREATE TRIGGER execution_attempts_placement_class
+BEFORE UPDATE OF placement_class_id ON execution_attempts
 FOR EACH ROW WHEN (OLD.placement_class_id IS DISTINCT FROM NEW.placement_class_id
     AND NEW.placement_class_id IS NOT NULL)
 EXECUTE FUNCTION refuse_change()""",

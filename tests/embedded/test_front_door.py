@@ -28,7 +28,7 @@ async def serving(app):
         uvicorn.Config(app, port=0, log_level="warning", lifespan="off", proxy_headers=False)
     )
     task = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
+    while not server.started:
         await asyncio.sleep(0.002)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"

@@ -164,7 +164,7 @@ async def pushing(endpoint, *, started=True, subscription=None, **options):
 
 async def until(condition):
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  conditions of all kinds
+        while not condition():
             await asyncio.sleep(0.002)
 
 

@@ -163,6 +163,7 @@ NEVER_CHANGE = {
     "placement",
     "concurrency_key",
     "created_at",
+    "placement_class_id",  # but for becoming empty at the end, with the status
 }
 CHANGE_AFTER_THE_END = {
     # the event counters move with every event that a late word causes
