@@ -12,7 +12,7 @@ export UV_PYTHON_DOWNLOADS := never
 option = $(if $(filter command,$(origin $(1))),--$(2) "$($(1))")
 STACK = $(call option,NAME,name)
 
-.PHONY: help run demo install install-dev test test-kill test-slow check format docs bench clean lock
+.PHONY: help run demo install install-dev test test-thorough test-kill test-slow check format docs bench clean lock
 .DEFAULT_GOAL := help
 
 help:
@@ -20,7 +20,7 @@ help:
 	@echo 'make demo       one job on it, from the message to the proof'
 	@echo 'make demo-lost  the runner dies half-way; also demo-cancel, demo-stuck'
 	@echo 'make test       all tests, on real parts; T=tests/... for some'
-	@echo 'make test-kill  the service is killed, stopped and starved; test-slow: full sizes'
+	@echo 'make test-thorough   every rule in depth; test-kill: it is killed; test-slow: full sizes'
 	@echo 'make check      style, types, import rules'
 	@echo 'make docs       the generated reference'
 	@echo 'make bench      measurements on this machine; also bench-start, bench-claim, ...'
@@ -40,7 +40,11 @@ demo-%: install
 test: install-dev
 	@exec $(PY) -m pytest -n 2 $(T)
 
-# Processes that die, stop and starve; then the full size of every proof, for a quiet hour.
+# Every rule, input and part in depth; processes that die, stop and starve; the full size of every
+# proof, for a quiet hour.
+test-thorough: install-dev
+	@exec $(PY) -m pytest -n 2 -m 'thorough and not slow' $(or $(T),tests)
+
 test-kill: install-dev
 	@exec $(PY) -m pytest -m 'kill and not slow' $(or $(T),tests)
 

@@ -7,6 +7,7 @@ a database of its own (moved clocks, migrations) asks for `fresh_database`.
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from uuid import uuid4
 
 import asyncpg
@@ -26,6 +27,21 @@ from app.wiring import open_services
 from tests.driver import Control, Pusher, RunnerClient
 
 TEMPLATE = "template_execution_plane"
+
+# Folders whose tests take long, by the marker that keeps them out of `make test`.
+_APART = {
+    "kill": ("kill",),
+    "thorough": ("demo", "embedded", "lifecycle", "masking", "push"),
+}
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """Mark what runs by a make target of its own."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        for marker, folders in _APART.items():
+            if folder in folders:
+                item.add_marker(getattr(pytest.mark, marker))
 
 
 @pytest.fixture(scope="session")

@@ -79,6 +79,19 @@ async def test_a_claim_counts_once_however_many_leases_it_had(world, clock):
     assert (await shown(world, runner))["status"] == "ready"
 
 
+async def test_claims_of_which_one_lease_was_given_back_do_not_lapse(world, clock):
+    runner = await world.runner()
+    for _ in range(6):
+        for _ in range(2):
+            await world.create(priority=1)
+        first, _ = await runner.claim_all(max_leases=2)
+        await first.post("release")
+        await clock.forward(GRACE)
+        await world.sweep()
+
+    assert (await shown(world, runner))["status"] == "ready"
+
+
 async def test_claims_that_lapse_one_behind_the_other_count_too(world, clock):
     runner = await world.runner()
     for _ in range(12):
@@ -216,6 +229,37 @@ async def test_more_than_three_changes_of_session_a_minute_are_contested(world, 
 
     assert refusal(refused)[:2] == (409, "runner-id-contested")
     assert accepted.status_code == 200
+
+
+# --- repeated claims ------------------------------------------------------------------------------
+
+
+async def test_repeated_claim_gives_the_same_leases_with_their_tokens(world):
+    for _ in range(3):
+        await world.create()
+    runner = await world.runner()
+    request = {"request_id": str(uuid4()), "max_leases": 2}
+
+    first = await runner.claim_all(**request)
+    again = await runner.claim_all(**request)
+
+    assert [(held.id, held.token) for held in again] == [(held.id, held.token) for held in first]
+    assert len(first) == 2
+
+
+async def test_used_request_id_tells_what_became_of_its_leases_and_never_claims_anew(world):
+    for _ in range(2):
+        await world.create()
+    runner = await world.runner()
+    request = {"request_id": str(uuid4()), "max_leases": 1}
+    held = await runner.claim(**request)
+    await held.start()
+    await held.complete()
+
+    [again] = await runner.claim_all(**request)
+
+    assert (again.id, again.token, again.lease["status"]) == (held.id, None, "released")
+    assert await world.sql.fetchval("SELECT count(*) FROM runner_leases") == 1
 
 
 # --- drain, capacity, removal ---------------------------------------------------------------------

@@ -106,6 +106,16 @@ async def test_continuation_keeps_the_key_of_its_attempt(world, clock, started):
     assert await world.holder(key) == held.attempt_id
 
 
+async def test_nobody_in_a_line_is_offered_while_its_key_is_held(world, clock):
+    key = new_key()
+    await world.running(concurrency_key=key)
+    waiting = await line(world, clock, key, 100, 1)
+
+    await world.keep_keys()
+
+    assert [(await world.row(one))["claimable"] for one in waiting] == [False, False]
+
+
 async def test_keys_do_not_hinder_each_other_nor_those_without(world, clock):
     keys = [new_key() for _ in range(3)]
     for key in keys:

@@ -8,7 +8,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from app.store import ends
+from app.store import claims, ends
 from tests.driver import Held
 from tests.lifecycle.world import AGAIN, ONCE, World, new_key, refusal
 from tests.store.sweeps import Gate, until_blocked
@@ -149,6 +149,44 @@ async def blocked(world: World, count: int) -> None:
             < count
         ):
             await asyncio.sleep(0.002)
+
+
+# --- a session that is replaced meanwhile ---------------------------------------------------------
+
+
+async def test_claim_that_looked_before_a_new_session_took_over_gets_nothing(world, monkeypatch):
+    attempt_id = await world.create()
+    runner = await world.runner()
+    look = claims.look
+
+    async def look_and_then(*arguments):
+        seen = await look(*arguments)
+        monkeypatch.setattr(claims, "look", look)
+        await world.restart(runner)
+        return seen
+
+    monkeypatch.setattr(claims, "look", look_and_then)
+    answer = await runner.try_claim()
+
+    assert refusal(answer) == (409, "session-replaced", "stop")
+    assert await world.control.status(attempt_id) == "queued"
+
+
+async def test_session_that_registers_again_behind_its_successor_does_not_come_back(
+    world, monkeypatch
+):
+    old = await world.runner()
+    gate = Gate(world.services, monkeypatch)
+    successor = asyncio.create_task(world.restart(old))
+    await gate.reached.wait()
+    again = asyncio.create_task(old.try_register())
+    await until_blocked(world.sql)
+
+    gate.opened.set()
+    new = await successor
+
+    assert refusal(await again) == (409, "session-replaced", "stop")
+    assert (await new.try_claim()).status_code == 200
 
 
 # --- cancel against everything, many times --------------------------------------------------------

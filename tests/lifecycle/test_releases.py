@@ -130,10 +130,13 @@ async def test_repeated_release_is_answered_alike_and_changes_nothing(world, clo
     assert await world.row(held.attempt_id) == before
 
 
-async def test_repeated_release_leaves_the_next_holder_alone(world):
+@pytest.mark.parametrize("started", [False, True], ids=["leased", "running"])
+async def test_repeated_release_leaves_the_next_holder_alone(world, started):
     held = await world.leased()
     await release(held)
-    other = await (await world.runner()).start()
+    other = await (await world.runner()).claim()
+    if started:
+        await other.start()
 
     again = await release(held)
 
