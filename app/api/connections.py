@@ -28,6 +28,7 @@ from app.settings import ServerSettings
 
 _LOG = structlog.get_logger(__name__)
 _QUIET_SECONDS = 10.0
+_FAREWELL_SECONDS = 0.5
 
 
 @dataclass
@@ -105,6 +106,30 @@ class BoundedProtocol(HttpToolsProtocol):
         self._door.leave(self._source)
         self._source = None
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Close an idle connection now, a busy one after its answer; called when we stop."""
+        super().shutdown()
+        self._expect_farewell()
+
+    def on_response_complete(self) -> None:
+        """An answer was sent; it may have been the connection's last."""
+        super().on_response_complete()
+        self._expect_farewell()
+
+    def _expect_farewell(self) -> None:
+        """Do not wait for a client's farewell: over TLS a silent one would hold up our own end."""
+        if self.transport.is_closing():
+            self.loop.call_later(_FAREWELL_SECONDS, self._part)
+
+    def _part(self) -> None:
+        """Part from a client that has all of its answer and does not say goodbye."""
+        if self._source is None:
+            return
+        if self.transport.get_write_buffer_size():
+            self.loop.call_later(_FAREWELL_SECONDS, self._part)
+        else:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser no more of a head than a head may have."""

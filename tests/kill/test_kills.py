@@ -3,6 +3,7 @@
 import asyncio
 import random
 import signal
+import ssl
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import asyncpg
 import pytest
 
 from app.embedded.environment import ACCOUNTS, AUDIENCE
+from app.embedded.tls import ensure_certificates
 from tests.conftest import environment
 from tests.driver import new_attempt
 from tests.kill.world import Bot, Caller, Journal, ServiceProcess, create_many
@@ -185,6 +187,33 @@ async def test_a_stopped_process_neither_ends_living_leases_nor_writes_when_it_w
     assert statuses == {"succeeded": 20}
     assert not second.has_ended
     world.journal.assert_nothing_ran_twice()
+
+
+async def test_a_client_that_says_no_farewell_does_not_hold_up_the_end(
+    fresh_database, objects, issuer, tmp_path
+):
+    """Over TLS a connection is closed by two; one that stays silent must not cost the grace."""
+    tls = ensure_certificates(tmp_path)
+    values = environment(
+        fresh_database,
+        objects,
+        issuer,
+        SERVER__TLS_CERTIFICATE_FILE=tls.certificate_file,
+        SERVER__TLS_KEY_FILE=tls.key_file,
+        SERVER__GRACEFUL_STOP_SECONDS=300,
+    )
+    service = ServiceProcess(values, tmp_path / "service.log", tls.ca_file)
+    await service.start()
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", service.port, ssl=ssl.create_default_context(cafile=tls.ca_file)
+    )
+    writer.write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    writer.transport.pause_reading()  # it does not even hear that we want to part
+
+    assert await service.stop() == 0
+
+    writer.transport.abort()
 
 
 async def test_a_service_asked_to_stop_ends_cleanly_while_claims_wait(world):

@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections import Counter
@@ -35,9 +36,10 @@ def free_port() -> int:
 class ServiceProcess:
     """One `serve` process on a port of its own, which can be killed and started again."""
 
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, environment: dict[str, str], log: Path, ca_file: Path | None = None) -> None:
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if ca_file else 'http'}://127.0.0.1:{self.port}"
+        self._verify = ssl.create_default_context(cafile=ca_file) if ca_file else True
         self._log = log
         self._environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("EXECUTION_PLANE_")},
@@ -67,8 +69,8 @@ class ServiceProcess:
         return self
 
     async def until_ready(self) -> None:
-        async with httpx.AsyncClient() as client:
-            for _ in range(600):
+        async with httpx.AsyncClient(verify=self._verify) as client:
+            for _ in range(1200):
                 with suppress(httpx.HTTPError):
                     if (await client.get(f"{self.url}/readyz")).status_code == 200:
                         return
