@@ -23,7 +23,7 @@ from app.domain.errors import RequestInvalid, ServiceError
 from app.handlers import all_handlers
 from app.handlers.registry import Registry
 from app.services import Services
-from app.store import migrate
+from app.store import revision
 
 _REASONS = {404: "not-found", 405: "method-not-allowed"}
 
@@ -56,7 +56,7 @@ def create_app(services: Services, registry: Registry | None = None) -> FastAPI:
     app.state.dispatcher = Dispatcher(services, registry or all_handlers.build())
     app.state.in_flight = push.InFlight(services.settings.push)
     app.state.draining = asyncio.Event()
-    app.state.schema_head = migrate.head()
+    app.state.schema_head = revision.HEAD
     for router in (
         batches.control,
         batches.runner,

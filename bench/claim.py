@@ -27,8 +27,10 @@ IDLE = 200
 class Waiter:
     """A runner that claims by long poll and tells when it got something."""
 
-    def __init__(self, http: httpx.AsyncClient, got: asyncio.Queue[tuple[str, float]]) -> None:
-        self.http, self.got = http, got
+    def __init__(
+        self, http: httpx.AsyncClient, zone: str, got: asyncio.Queue[tuple[str, float]]
+    ) -> None:
+        self.http, self.zone, self.got = http, zone, got
         self.id, self.session_id = f"bench-{uuid4().hex[:8]}", str(uuid4())
 
     async def run(self) -> None:
@@ -39,6 +41,7 @@ class Waiter:
             "version": "1.0.0",
             "capabilities": ["ssh.command.run"],
             "capacity_total": 10_000,
+            "zone": self.zone,
         }
         (await self.http.put(f"/v1/runners/{self.id}", json=profile)).raise_for_status()
         while True:
@@ -51,21 +54,30 @@ class Waiter:
             now = perf_counter()
             for claimed in answer.json()["leases"]:
                 self.got.put_nowait((claimed["attempt"]["id"], now))
+                await self._finish(claimed)
+
+    async def _finish(self, claimed: dict[str, Any]) -> None:
+        """A runner that never starts what it claims would be unhealthy before long."""
+        headers = {"Lease-Token": claimed["lease_token"]}
+        path = f"/v1/leases/{claimed['lease']['id']}"
+        await self.http.post(f"{path}:start", headers=headers)
+        await self.http.post(f"{path}:complete", headers=headers, json={"outcome": "succeeded"})
 
 
 async def measure(parts: Parts, waiting: int) -> list[float]:
     """Milliseconds from 201 to the claim's answer, for each of ROUNDS attempts."""
     got: asyncio.Queue[tuple[str, float]] = asyncio.Queue()
+    zone = f"zone-{waiting}"  # so that a poll of the round before cannot take anything
     limits = httpx.Limits(max_connections=waiting + 10)
     async with (
         parts.client("runner", limits=limits) as runners,
         parts.client("control-plane") as control,
     ):
-        tasks = [asyncio.create_task(Waiter(runners, got).run()) for _ in range(waiting)]
+        tasks = [asyncio.create_task(Waiter(runners, zone, got).run()) for _ in range(waiting)]
         await asyncio.sleep(3)
         times = []
         for _ in range(ROUNDS):
-            answer = await control.post("/v1/attempts", json=new_attempt())
+            answer = await control.post("/v1/attempts", json=new_attempt(placement={"zone": zone}))
             created = perf_counter()
             attempt_id, at = await asyncio.wait_for(got.get(), 10)
             assert attempt_id == answer.json()["id"]

@@ -277,7 +277,8 @@ async def test_sweep_takes_back_a_place_in_the_line_that_is_not_ones_own(world, 
 
 async def test_claim_that_meets_a_held_key_takes_nothing_and_leaves_the_line(world, clock, sql):
     key = new_key()
-    _, second = await line(world, clock, key, 100, 100)
+    first, second = await line(world, clock, key, 100, 100)
+    await (await (await world.runner()).claim()).post("release")
     runner = await world.runner()
     await runner.claim()
     await sql.execute("UPDATE execution_attempts SET claimable = true WHERE id = $1", UUID(second))
@@ -287,6 +288,8 @@ async def test_claim_that_meets_a_held_key_takes_nothing_and_leaves_the_line(wor
     assert nothing == []
     assert (await world.row(second))["claimable"] is False
     assert await world.control.status(second) == "queued"
+    held = await sql.fetchrow("SELECT attempt_id, lease_number FROM concurrency_holds")
+    assert (str(held["attempt_id"]), held["lease_number"]) == (first, 2)
 
 
 async def test_sweep_walks_all_keys_that_somebody_waits_for(world, clock, sql, monkeypatch):

@@ -252,6 +252,7 @@ async def test_cancel_against_claim_start_and_complete_ends_each_attempt_once(wo
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_cancel_against_claim_start_and_complete_ends_each_attempt_once_1000_rounds(world):
     await rounds(world, 1000)
 

@@ -19,8 +19,8 @@ _COMMON = {
     "print_blob": True,
     "suppress_health_check": list(HealthCheck),
 }
-CI = settings(max_examples=15, stateful_step_count=25, **_COMMON)
-FULL = settings(max_examples=1000, stateful_step_count=60, **_COMMON)
+CI = settings(max_examples=20, stateful_step_count=25, **_COMMON)
+FULL = settings(max_examples=500, stateful_step_count=50, **_COMMON)
 
 
 @pytest.fixture

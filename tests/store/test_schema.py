@@ -20,7 +20,7 @@ from app.domain.ids import new_id
 from app.embedded.environment import ACCOUNTS, AUDIENCE
 from app.embedded.guarded import clean_environment
 from app.embedded.postgres import program
-from app.store import migrate, partitions, tables
+from app.store import migrate, partitions, revision, tables
 from app.store.schema_sql import FUNCTIONS, TRIGGERS
 from app.wiring import open_services
 from tests.conftest import serve_in_process
@@ -480,3 +480,7 @@ async def test_a_fact_is_never_older_than_the_fact_before_it(sql):
 
     assert await sql.fetchval("SELECT fact_after($1)", later) == later
     assert await sql.fetchval("SELECT fact_after(now() - interval '1 h') >= now()")
+
+
+def test_the_service_knows_the_newest_migration():
+    assert migrate.head() == revision.HEAD
