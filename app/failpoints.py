@@ -24,6 +24,8 @@ NAMES = frozenset(
         "create.after_commit",
         "claim.after_select",
         "claim.after_commit",
+        "claim.client_gone",
+        "batch.mid_rows",
         "start.after_commit",
         "heartbeat.after_commit",
         "complete.before_event",

@@ -63,6 +63,8 @@ async def create_attempts(
                 [requests[position] for position in positions],
             )
             outcomes.update(zip(positions, done, strict=True))
+            if failpoints.ARMED:
+                await failpoints.hit("batch.mid_rows")
     for outcome in outcomes.values():
         if isinstance(outcome, ServiceError):
             services.metrics.commands.labels(CREATE, outcome.reason()).inc()

@@ -73,6 +73,8 @@ async def claim_leases(services: Services, command: ClaimLeases, gone: Gone) -> 
                 partial(services.classes.may_take, offer),
                 min(left, poll),
             )
+        if failpoints.ARMED:
+            await failpoints.hit("claim.client_gone")
         return []
 
 

@@ -132,6 +132,16 @@ async def test_position_counts_those_that_go_first(world, clock):
     assert positions == ["2", "1", "3"]
 
 
+async def test_position_is_counted_up_to_a_limit_and_said_to_be_beyond_it(world, monkeypatch):
+    for module in ("app.store.placements", "app.api.operator"):
+        monkeypatch.setattr(f"{module}.MAX_POSITION", 3)
+    for _ in range(5):
+        await world.create(priority=1)
+    last = await world.create()
+
+    assert (await world.placement(last))["position"] == "3+"
+
+
 async def test_its_key_is_held_by_an_attempt_at_work(world):
     key = new_key()
     held = await world.running(concurrency_key=key)
