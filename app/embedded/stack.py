@@ -182,6 +182,7 @@ class Stack:
                 await asyncio.sleep(WATCH_EVERY_SECONDS)
         finally:
             companion.cancel()
+            await asyncio.wait([companion])
 
     def sentence(self, seconds: float) -> str:
         """The line that says that all is ready."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -34,16 +35,29 @@ async def watch_attempts(state: dict[str, Any], report: Report) -> None:
     begun = None
     while True:
         try:
-            connection = await asyncpg.connect(state["database_url"], timeout=5)
+            connection = await _connect(state["database_url"])
             try:
                 begun = begun or await connection.fetchval("SELECT now()")
                 while True:
                     _show(await connection.fetch(_RECENT, begun), shown, report)
                     await asyncio.sleep(_EVERY_SECONDS)
             finally:
-                connection.terminate()
+                with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                    await connection.close(timeout=1)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
             await asyncio.sleep(1)
+
+
+async def _connect(dsn: str) -> asyncpg.Connection[asyncpg.Record]:
+    """A connection; a cancellation waits for it, since one broken off in between leaves a noise."""
+    connecting = asyncio.ensure_future(asyncpg.connect(dsn, timeout=5))
+    try:
+        return await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        await asyncio.wait([connecting])
+        if not connecting.cancelled() and connecting.exception() is None:
+            await connecting.result().close(timeout=1)
+        raise
 
 
 def _show(rows: list[asyncpg.Record], shown: OrderedDict[Any, None], report: Report) -> None:

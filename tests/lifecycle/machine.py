@@ -179,7 +179,10 @@ class LifecycleMachine(RuleBasedStateMachine):
             assert (again.attempt.id, again.replayed) == (first.attempt.id, True)
         return first.attempt.id
 
-    @rule(attempt_id=created, repeated=st.booleans())
+    @rule(
+        attempt_id=st.one_of(created, held.map(lambda lease: lease.attempt_id)),
+        repeated=st.booleans(),
+    )
     def cancel(self, attempt_id, repeated) -> None:
         command = commands.CancelAttempt(attempt_id=attempt_id, reason="")
         first = self.ask(attempts.cancel_attempt(self.services, command))
@@ -332,6 +335,16 @@ class LifecycleMachine(RuleBasedStateMachine):
         for lease in given.values if begins else ():
             self.start(lease, lost=False)
         return given
+
+    @rule(target=held, key=st.sampled_from([None, *KEYS]))
+    def take_over(self, key) -> Any:
+        """One falls silent over work that may be begun again, and another goes on."""
+        first = self.take(1, key, 1000, begins=True)
+        self.pass_time_in_silence(30)
+        second = self.claim(3, 1, lost=False)
+        for lease in second.values:
+            self.start(lease, lost=False)
+        return multiple(*first.values, *second.values)
 
     @rule(lease=held, lost=st.booleans())
     def start(self, lease, lost) -> None:
