@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import binascii
 import re
 from bisect import bisect_left, bisect_right
@@ -16,23 +18,23 @@ Become = bytes | Callable[[re.Match[bytes]], bytes]
 BEFORE, AFTER = 512, 8 * 1024
 
 
-class View:
+class View(ABC):
     """A decoded text that knows where each of its bytes came from."""
 
     def __init__(self, text: bytes) -> None:
         self.text = text
 
+    @abstractmethod
     def start(self, at: int) -> int:
         """Where the byte `at` came from."""
-        raise NotImplementedError
 
     def within(self, at: int) -> int:
         """The same, but never before it where one character holds parts of several bytes."""
         return self.start(at)
 
+    @abstractmethod
     def end(self, at: int) -> int:
         """Where that ended which the text up to `at` came from."""
-        raise NotImplementedError
 
 
 _PIECE = 64 * 1024
