@@ -15,17 +15,18 @@ from app.api.bodies import documented, read_object, validate
 from app.api.examples import CREATE_ATTEMPT, HEARTBEAT
 from app.api.identity import require, services_of
 from app.api.problems import answer_of, problem_body
+from app.api.runner import live_answer
 from app.api.schemas.batches import (
     AttemptItem,
     AttemptItems,
     HeartbeatItem,
     HeartbeatItems,
 )
-from app.api.schemas.runner import LeaseAnswer
 from app.commands.attempts import Created, CreateRequest
 from app.domain.commands import Command, CreateAttempt, Heartbeat
 from app.domain.errors import BatchTooLarge, RequestInvalid, ServiceError
 from app.handlers import attempts, leases
+from app.services import Services
 from app.store.leases import Beaten
 
 C = TypeVar("C")
@@ -114,32 +115,20 @@ async def heartbeat_many(request: Request) -> Response:
     valid, faults = _parsed(items, lambda item: validate(Heartbeat, item))
     done = await leases.heartbeats(services, list(valid.values())) if valid else []
     outcomes = _by_position(len(items), faults, dict(zip(valid, done, strict=True)))
-    settings = services.settings.leases
-    cadence = {
-        "lease_seconds": settings.lease_seconds,
-        "heartbeat_every_seconds": settings.beat_seconds,
-    }
     request_id = request.state.request_id
     return answer(
-        HeartbeatItems(items=[_heartbeat_item(one, cadence, request_id) for one in outcomes])
+        HeartbeatItems(items=[_heartbeat_item(services, one, request_id) for one in outcomes])
     )
 
 
 def _heartbeat_item(
-    outcome: Beaten | ServiceError, cadence: Mapping[str, float], request_id: str
+    services: Services, outcome: Beaten | ServiceError, request_id: str
 ) -> HeartbeatItem:
     if isinstance(outcome, ServiceError):
         return HeartbeatItem(
             status=answer_of(outcome).status, lease=None, problem=problem_body(outcome, request_id)
         )
-    lease = LeaseAnswer(
-        action="continue" if outcome.cancel_requested_at is None else "cancel",
-        lease_id=outcome.lease_id,
-        attempt_id=outcome.attempt_id,
-        attempt_status=outcome.attempt_status,
-        cancel_reason=outcome.cancel_reason,
-        **cadence,
-    )
+    lease = live_answer(services, outcome.lease_id, outcome)
     return HeartbeatItem(status=200, lease=lease, problem=None)
 
 

@@ -39,6 +39,7 @@ from app.handlers import leases as lease_handlers
 from app.handlers import logs as log_handlers
 from app.handlers import runners as runner_handlers
 from app.services import Services
+from app.store.leases import Beaten
 
 router = APIRouter(prefix="/v1", tags=["runners"], dependencies=[Depends(require("runner"))])
 
@@ -53,12 +54,25 @@ NO_TOKEN = ""
 """What a missing header is: a token that fits no lease, so the answer is that of a wrong one."""
 
 
-def _cadence(services: Services) -> dict[str, float]:
+def cadence(services: Services) -> dict[str, float]:
+    """What every answer to a runner tells it, as durations."""
     leases = services.settings.leases
     return {
         "lease_seconds": leases.lease_seconds,
         "heartbeat_every_seconds": leases.beat_seconds,
     }
+
+
+def live_answer(services: Services, lease_id: UUID, held: Attempt | Beaten) -> LeaseAnswer:
+    """What a live lease is answered, whichever way its holder asked."""
+    return LeaseAnswer(
+        action="continue" if held.cancel_requested_at is None else "cancel",
+        lease_id=lease_id,
+        attempt_id=held.id if isinstance(held, Attempt) else held.attempt_id,
+        attempt_status=held.status if isinstance(held, Attempt) else held.attempt_status,
+        cancel_reason=held.cancel_reason,
+        **cadence(services),
+    )
 
 
 @router.put(
@@ -88,7 +102,7 @@ async def register_runner(request: Request, runner_id: RunnerId) -> Response:
             runner=runner,
             session_began=registration.began,
             claim_grace_seconds=services.settings.leases.claim_grace_seconds,
-            **_cadence(services),
+            **cadence(services),
         )
     )
 
@@ -130,7 +144,7 @@ async def claim_leases(request: Request, runner_id: RunnerId) -> Response:
         Claimed(
             leases=[_claimed(claim) for claim in claims],
             claim_grace_seconds=services.settings.leases.claim_grace_seconds,
-            **_cadence(services),
+            **cadence(services),
         )
     )
 
@@ -160,16 +174,7 @@ async def start_lease(
     fields = await read_object(request, services.settings.server.max_body_bytes)
     command = validate(StartLease, fields, _proof(lease_id, lease_token))
     started = await lease_handlers.start_lease(services, command)
-    attempt = started.attempt
-    return answer(
-        LeaseAnswer(
-            action="continue",
-            lease_id=lease_id,
-            attempt_id=attempt.id,
-            attempt_status=attempt.status,
-            **_cadence(services),
-        )
-    )
+    return answer(live_answer(services, lease_id, started.attempt))
 
 
 @router.post(
@@ -189,16 +194,7 @@ async def heartbeat(
     fields = await read_object(request, services.settings.server.max_body_bytes)
     command = validate(Heartbeat, fields, _proof(lease_id, lease_token))
     beaten = await lease_handlers.heartbeat(services, command)
-    return answer(
-        LeaseAnswer(
-            action="continue" if beaten.cancel_requested_at is None else "cancel",
-            lease_id=lease_id,
-            attempt_id=beaten.attempt_id,
-            attempt_status=beaten.attempt_status,
-            cancel_reason=beaten.cancel_reason,
-            **_cadence(services),
-        )
-    )
+    return answer(live_answer(services, lease_id, beaten))
 
 
 @router.post(
@@ -258,17 +254,7 @@ async def wait_signals(
     found = await lease_handlers.wait_signals(
         services, proof, wait_seconds, request.is_disconnected
     )
-    attempt = found.attempt
-    return answer(
-        LeaseAnswer(
-            action="continue" if attempt.cancel_requested_at is None else "cancel",
-            lease_id=lease_id,
-            attempt_id=attempt.id,
-            attempt_status=attempt.status,
-            cancel_reason=attempt.cancel_reason,
-            **_cadence(services),
-        )
-    )
+    return answer(live_answer(services, lease_id, found.attempt))
 
 
 @router.post(
