@@ -122,13 +122,13 @@ async def cancel_operation(services: Services, command: CancelOperation) -> int:
         operation_id, reason = command.operation_id, command.reason
         total = 0
         while True:
-            marked, ended = await services.database.run(
+            found, marked, ended = await services.database.run(
                 lambda conn: cancels.cancel_operation(conn, services.rules, operation_id, reason)
             )
             for attempt_id in marked:
                 services.signals.wake(signals.attempt(attempt_id))
             await tell(services, ended)
-            if not marked:
+            if not found:
                 return total
             total += len(marked)
 
