@@ -17,7 +17,7 @@ from app.domain.masking import Masker
 from app.failpoints import Failpoint
 from app.objects.store import ObjectStore
 from app.services import Services
-from app.settings import Settings
+from app.settings import Settings, TestingSettings
 from app.store.database import Database
 from app.store.signals import Signals
 from app.telemetry import Metrics
@@ -32,12 +32,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     Nothing needs to be reachable for it: a database or bucket that is away shows in `/readyz` and
     as 503, and is used as soon as it is back.
     """
-    failpoints.arm(
-        {
-            name: Failpoint(**point.model_dump())
-            for name, point in settings.testing.failpoints.items()
-        }
-    )
+    arm_failpoints(settings.testing)
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx.AsyncClient(follow_redirects=False))
         tokens = TokenVerifier(settings.identity, http)
@@ -69,6 +64,13 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             classes=PlacementClasses(),
             metrics=Metrics(),
         )
+
+
+def arm_failpoints(testing: TestingSettings) -> None:
+    """Arm what the settings name, and nothing else."""
+    failpoints.arm(
+        {name: Failpoint(**point.model_dump()) for name, point in testing.failpoints.items()}
+    )
 
 
 async def _prepared_masker() -> Masker:
