@@ -12,6 +12,7 @@ import structlog
 from app import failpoints
 from app.auth.tokens import TokenVerifier
 from app.commands.claims import PlacementClasses
+from app.commands.gathered import Gathered
 from app.domain.keys import KeyRing
 from app.domain.masking import Masker
 from app.failpoints import Failpoint
@@ -46,6 +47,12 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         await signals.start()
         stack.push_async_callback(signals.stop)
         masker = await _prepared_masker()
+        keys = _keys_of(settings)
+        metrics = Metrics()
+        gathered = Gathered.of(
+            settings, database, keys, lambda name, size: metrics.batches.labels(name).observe(size)
+        )
+        stack.push_async_callback(gathered.drain)
         yield Services(
             settings=settings,
             database=database,
@@ -53,17 +60,23 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             signals=signals,
             http=http,
             tokens=tokens,
-            keys=KeyRing(
-                settings.keys.current,
-                {
-                    key_id: secret.get_secret_value().encode()
-                    for key_id, secret in settings.keys.secrets.items()
-                },
-            ),
+            keys=keys,
             masker=masker,
+            gathered=gathered,
             classes=PlacementClasses(),
-            metrics=Metrics(),
+            metrics=metrics,
         )
+
+
+def _keys_of(settings: Settings) -> KeyRing:
+    """The ring of server keys."""
+    return KeyRing(
+        settings.keys.current,
+        {
+            key_id: secret.get_secret_value().encode()
+            for key_id, secret in settings.keys.secrets.items()
+        },
+    )
 
 
 def arm_failpoints(testing: TestingSettings) -> None:

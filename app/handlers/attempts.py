@@ -37,11 +37,7 @@ async def create_attempt(
     """
     with counted(services.metrics, CREATE):
         check_create(services, command)
-        request = CreateRequest(command, as_sent)
-        limit = services.settings.limits.max_placement_classes_per_kind
-        [outcome] = await services.database.run(
-            lambda conn: attempts.create(conn, services.keys, [request], limit)
-        )
+        outcome = await services.gathered.create.run(CreateRequest(command, as_sent))
         if failpoints.ARMED:
             await failpoints.hit("create.after_commit")
         if isinstance(outcome, ServiceError):
