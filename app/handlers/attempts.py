@@ -78,6 +78,7 @@ async def create_attempts(
 async def announce(services: Services, created: Created) -> None:
     """Let a waiting runner know; one with a key first takes its place in the key's line."""
     attempt = created.attempt
+    services.signals.wake(signals.FEED)
     if attempt.concurrency_key is not None:
         await move_up(services, [attempt.concurrency_key])
     else:
@@ -95,6 +96,7 @@ async def cancel_attempt(services: Services, command: CancelAttempt) -> Attempt:
         if isinstance(outcome, ServiceError):
             raise outcome
         services.signals.wake(signals.attempt(command.attempt_id))
+        services.signals.wake(signals.FEED)
         await tell(services, outcome.ended)
         return outcome.attempt
 
@@ -112,6 +114,7 @@ async def cancel_operation(services: Services, operation_id: UUID, reason: str) 
             await tell(services, ended)
             if not marked:
                 return total
+            services.signals.wake(signals.FEED)
             total += len(marked)
 
 

@@ -1,14 +1,13 @@
 """The feed's reads: places, windows, filters and epochs, on tables of the test's own making."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from uuid import UUID
 
-import asyncpg
 import pytest
 
-from app.domain.errors import FeedCursorExpired, FeedCursorInvalid, FeedEpochChanged
-from app.domain.feed import SKEW, Cursor, body, start_of_epoch
+from app.domain.errors import FeedCursorInvalid
+from app.domain.feed import Cursor, body
 from app.store import feed
 
 SOME = Cursor(1, 7, UUID(int=3), 2, datetime(2026, 5, 1, tzinfo=UTC))
