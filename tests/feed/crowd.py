@@ -27,8 +27,14 @@ from tests.driver import Control, Held, RunnerClient, new_attempt
 HOUR = timedelta(hours=1)
 
 
-async def working(control: Control, runner: RunnerClient, many: int) -> list[Held]:
-    """So many attempts that one runner works on."""
+def key_of(held: Held) -> Key:
+    return Key(held.lease["id"], hash_of(held.token))
+
+
+async def working(
+    control: Control, runner: RunnerClient, many: int, *, start: bool = True
+) -> list[Held]:
+    """So many attempts that one runner holds, and works on."""
     await runner.register()
     status = {"session_id": runner.session_id, "sequence": 1, "status": "ready"}
     answer = await runner.call(
@@ -40,7 +46,8 @@ async def working(control: Control, runner: RunnerClient, many: int) -> list[Hel
     held: list[Held] = []
     while len(held) < many:
         for one in await runner.claim_all(max_leases=50):
-            await one.start()
+            if start:
+                await one.start()
             held.append(one)
     return held
 
@@ -88,7 +95,7 @@ class Writers:
         """Changes of phase of a few attempts, which others change too."""
         beats = [
             Beat(
-                Key(one.lease["id"], hash_of(one.token)),
+                key_of(one),
                 new_id(),
                 one.runner.session_id,
                 next(self._sequence),
