@@ -302,15 +302,24 @@ class Holder:
     statement: str | None
     """The name of the statement, where it is one of ours."""
     age_seconds: float | None
-    """None where this service may not see it."""
+    """None where this service may not see it, and no event is hidden yet."""
 
 
 # Replication slots hold vacuum back and not the feed; a commit that waits for a standby is a
 # session's, and its wait shows here. Only the name of a statement is told: its text may hold more.
+# When a foreign role's transaction began may not be seen; then its age is that of the first event
+# that it hides.
 _HORIZON = """
 -- feed.horizon
 SELECT kind, name, database, application, state, statement,
-    extract(epoch FROM clock_timestamp() - began_at)::float8 AS age_seconds
+    extract(epoch FROM clock_timestamp() - coalesce(began_at, (
+        SELECT v.created_at FROM attempt_events v
+        WHERE v.feed_epoch = (SELECT max(number) FROM feed_epochs)
+            AND v.feed_xid >= pg_snapshot_xmin(pg_current_snapshot())
+            AND v.created_at > clock_now() - interval '31 d'
+            AND v.created_at < clock_now() + interval '2 h'
+        ORDER BY v.feed_epoch, v.feed_xid, v.attempt_id, v.event_number LIMIT 1
+    )))::float8 AS age_seconds
 FROM (
     SELECT 'session' AS kind, pid::text AS name, datname::text AS database,
         application_name AS application,

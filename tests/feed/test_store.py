@@ -118,6 +118,18 @@ async def test_years_are_read_month_by_month_without_loss(past, limit):
     assert await past.read_all(limit) == [event[0] for event in edges]
 
 
+@pytest.mark.parametrize("limit", [1, 1000])
+async def test_what_a_window_of_time_cuts_off_is_not_passed(past, limit):
+    """The event that the feed has first was created after its end, the next one before it."""
+    await past.months(5)
+    top = (await feed.oldest(past.sql)).created_from + feed._WINDOW
+    near = timedelta(minutes=50)
+    await past.add((6, UUID(int=1), 1, top + near), (7, UUID(int=2), 1, top - near))
+    await past.add((8, UUID(int=3), 1, top + 3 * SKEW))
+
+    assert await past.read_all(limit) == [6, 7, 8]
+
+
 @pytest.mark.parametrize("limit", [1, 3, 4])
 async def test_equal_times_and_transactions_at_the_end_of_a_page(past, limit):
     await past.months(1)
@@ -150,6 +162,21 @@ async def test_facts_dated_ahead_of_a_clock_that_was_set_back_are_not_lost(past)
 
     for limit in (1, 50, 1000):
         assert await past.read_all(limit) == list(range(5, 6 + 2 * len(days)))
+
+
+async def test_the_order_goes_on_across_32_bits(past):
+    await past.months(1)
+    xids = [2**32 - 2, 2**32 - 1, 2**32, 2**32 + 1, 2**62]
+    await past.add(*[(xid, UUID(int=9 - n), 1, past.now) for n, xid in enumerate(xids)])
+    await past.sql.execute(
+        "INSERT INTO feed_epochs "
+        "SELECT 2, system_identifier, timeline, $1, $2, $2 FROM feed_epochs",
+        xids[-1],
+        past.now,
+    )
+
+    assert await past.read_all(1) == xids
+    assert await past.read_all(1000) == xids
 
 
 async def test_a_filter_moves_on_over_what_it_leaves_out(past):
@@ -211,6 +238,26 @@ async def test_nothing_is_read_at_or_above_a_running_transaction(control, sql, d
     assert holder.age_seconds > 0
     assert len(shown.events) == 1
     await slow.close()
+
+
+async def test_a_foreign_transaction_elsewhere_in_the_cluster_is_named_too(control, sql, postgres):
+    foreign = await asyncpg.connect(postgres.admin_dsn)
+    transaction = foreign.transaction()
+    await transaction.start()
+    await foreign.execute("SELECT pg_current_xact_id()")
+    before = await feed.horizon(sql)
+    await control.create()
+
+    holder = await feed.horizon(sql)
+    page = await feed.read(sql, await feed.oldest(sql), 10)
+    await transaction.rollback()
+
+    assert page.events == ()
+    assert (before.name, before.age_seconds) == (str(foreign.get_server_pid()), None)
+    assert (holder.kind, holder.name) == ("session", str(foreign.get_server_pid()))
+    assert (holder.database, holder.statement) == ("postgres", None)
+    assert holder.age_seconds > 0
+    await foreign.close()
 
 
 # --- what cannot be followed any more -------------------------------------------------------------
