@@ -89,6 +89,7 @@ async def create_attempts(
 async def announce(services: Services, created: Created) -> None:
     """Let a waiting runner know; one with a key first takes its place in the key's line."""
     attempt = created.attempt
+    services.signals.wake(signals.FEED)
     if attempt.concurrency_key is not None:
         await move_up(services, [attempt.concurrency_key])
     else:
@@ -107,6 +108,7 @@ async def cancel_attempt(services: Services, command: CancelAttempt) -> Attempt:
         if isinstance(outcome, ServiceError):
             raise outcome
         services.signals.wake(signals.attempt(command.attempt_id))
+        services.signals.wake(signals.FEED)
         await tell(services, outcome.ended)
         return outcome.attempt
 
@@ -126,6 +128,7 @@ async def cancel_operation(services: Services, command: CancelOperation) -> int:
             await tell(services, ended)
             if not found:
                 return total
+            services.signals.wake(signals.FEED)
             total += len(marked)
 
 

@@ -87,6 +87,8 @@ async def _try_claim(services: Services, command: ClaimLeases) -> list[Claim]:
         await failpoints.hit("claim.after_commit")
     if isinstance(outcome, ServiceError):
         raise outcome
+    if outcome:
+        services.signals.wake(signals.FEED)
     return outcome
 
 
@@ -105,6 +107,7 @@ async def start_lease(services: Services, command: StartLease) -> Started:
         outcome = await services.gathered.start.run(command)
         if failpoints.ARMED:
             await failpoints.hit("start.after_commit")
+        services.signals.wake(signals.FEED)
         if isinstance(outcome, ServiceError):
             raise outcome
         services.signals.wake(signals.attempt(outcome.attempt.id))
@@ -122,6 +125,8 @@ async def heartbeat(
             await failpoints.hit("heartbeat.after_commit")
         if isinstance(outcome, ServiceError):
             raise outcome
+        if command.phase is not None:
+            services.signals.wake(signals.FEED)
         return outcome
 
 
@@ -148,6 +153,8 @@ async def heartbeats(
     for outcome in outcomes.values():
         word = outcome.reason() if isinstance(outcome, ServiceError) else "ok"
         services.metrics.commands.labels(HEARTBEAT, word).inc()
+    if any(command.phase is not None for command in commands):
+        services.signals.wake(signals.FEED)
     return [outcomes[position] for position in range(len(commands))]
 
 
@@ -165,6 +172,7 @@ async def complete_lease(
             raise word
         if failpoints.ARMED:
             await failpoints.hit("complete.after_commit")
+        services.signals.wake(signals.FEED)  # a refused one may have left its late word
         await move_up(services, [] if word.freed_key is None else [word.freed_key])
         if isinstance(word.outcome, ServiceError):
             raise word.outcome
@@ -182,6 +190,7 @@ async def release_lease(services: Services, command: ReleaseLease) -> Attempt:
         )
         if failpoints.ARMED:
             await failpoints.hit("release.after_commit")
+        services.signals.wake(signals.FEED)
         await tell(services, ended)
         if isinstance(outcome, ServiceError):
             raise outcome
