@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import httpx
 
 from app.auth.tokens import TokenVerifier
-from app.commands.claims import Claimer, PlacementClasses
+from app.commands.claims import Offers, PlacementClasses
 from app.commands.ends import rules_of
 from app.commands.gathered import Gathered
 from app.commands.leases import Terms
@@ -35,6 +35,7 @@ class Services:
     masker: Masker
     gathered: Gathered
     classes: PlacementClasses
+    offers: Offers
     metrics: Metrics
 
     @property
@@ -46,8 +47,3 @@ class Services:
     def rules(self) -> Rules:
         """What follows the end of a lease."""
         return rules_of(self.settings.leases)
-
-    @property
-    def claimer(self) -> Claimer:
-        """What claims work with."""
-        return Claimer(self.keys, self.classes, self.settings.leases, self.rules)

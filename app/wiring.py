@@ -11,7 +11,7 @@ import structlog
 
 from app import failpoints
 from app.auth.tokens import TokenVerifier
-from app.commands.claims import PlacementClasses
+from app.commands.claims import Offers, PlacementClasses
 from app.commands.gathered import Gathered
 from app.domain.keys import KeyRing
 from app.domain.masking import Masker
@@ -49,8 +49,13 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         masker = await _prepared_masker()
         keys = _keys_of(settings)
         metrics = Metrics()
+        classes = PlacementClasses()
         gathered = Gathered.of(
-            settings, database, keys, lambda name, size: metrics.batches.labels(name).observe(size)
+            settings,
+            database,
+            keys,
+            classes,
+            lambda name, size: metrics.batches.labels(name).observe(size),
         )
         stack.push_async_callback(gathered.drain)
         yield Services(
@@ -63,7 +68,8 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             keys=keys,
             masker=masker,
             gathered=gathered,
-            classes=PlacementClasses(),
+            classes=classes,
+            offers=Offers(),
             metrics=metrics,
         )
 

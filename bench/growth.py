@@ -22,6 +22,7 @@ import asyncpg
 from app.domain.placement import Demands
 from app.embedded.postgres import EmbeddedPostgres
 from app.store import claims, migrate, partitions
+from app.store.claims import Asked
 from bench.parts import described_machine
 from tests.plans.conftest import Queue
 
@@ -32,13 +33,16 @@ async def claim(connection: asyncpg.Connection, classes: Sequence[UUID]) -> tupl
     """Milliseconds of one look and one lease; what it leased is given back by a rollback."""
     transaction = connection.transaction()
     await transaction.start()
+    await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+    await connection.execute("SET LOCAL enable_seqscan = off")
     began = perf_counter()
-    looked = await claims.look(connection, "ssh", "runner-1", uuid4(), uuid4(), classes)
+    asked = [Asked("runner-1", uuid4(), uuid4(), 1, 1)]
+    [looked] = await claims.look(connection, "ssh", asked, classes)
     middle = perf_counter()
     terms = claims.LeaseTerms(
         [uuid4()], ["hash"], "k1", timedelta(seconds=15), timedelta(seconds=600)
     )
-    leased = await claims.lease(connection, classes, "runner-1", uuid4(), uuid4(), 1, terms)
+    [leased] = await claims.lease(connection, classes, asked, terms)
     ended = perf_counter()
     await transaction.rollback()
     assert looked.available, "there is always something for this runner"

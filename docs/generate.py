@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from app.api.advice import PLAIN, reasons
 from app.auth.tokens import TokenVerifier
-from app.commands.claims import PlacementClasses
+from app.commands.claims import Offers, PlacementClasses
 from app.commands.gathered import Gathered
 from app.domain.keys import KeyRing
 from app.domain.lifecycle import EventType, diagram
@@ -146,8 +146,9 @@ def unconnected(settings: Settings) -> Services:
         tokens=TokenVerifier(settings.identity, http),
         masker=Masker(),
         keys=keys,
-        gathered=Gathered.of(settings, database, keys, lambda _, __: None),
+        gathered=Gathered.of(settings, database, keys, PlacementClasses()),
         classes=PlacementClasses(),
+        offers=Offers(),
         metrics=Metrics(),
     )
 

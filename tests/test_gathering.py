@@ -19,6 +19,7 @@ class Line:
 
     number: int
     key: object = None
+    group: object = None
     caller: str = ""
 
 
@@ -36,6 +37,7 @@ class Desk:
             self._write,
             lambda line: line.number if line.key is None else line.key,
             lambda line: line.caller,
+            lambda line: line.group,
             self.sizes.append,
         )
 
@@ -123,6 +125,15 @@ async def test_batch_holds_a_key_once_and_the_second_waits_for_the_next(desk):
 
     assert await asyncio.gather(*tasks) == [1, 2, 3, 4]
     assert desk.batches[gathering.PARALLEL :] == [[1, 2], [3], [4]]
+
+
+async def test_batch_is_of_one_group(desk):
+    tasks = await desk.ask_while_busy(
+        Line(1, group="a"), Line(2, group="b"), Line(3, group="a"), Line(4, group="b")
+    )
+
+    assert await asyncio.gather(*tasks) == [1, 2, 3, 4]
+    assert desk.batches[gathering.PARALLEL :] == [[1, 3], [2, 4]]
 
 
 async def test_key_that_is_under_way_is_not_begun_again_beside_it(desk):

@@ -1,8 +1,10 @@
-"""Claiming: who may take what, one try at a time. Waiting is the edge's business."""
+"""Claiming: who may take what, in one try. Waiting is the edge's business."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -25,12 +27,14 @@ from app.domain.lifecycle import LeaseStatus, RunnerStatus
 from app.domain.placement import Demands, Offer, satisfies
 from app.settings import LeaseSettings
 from app.store import claims, runners
-from app.store.claims import Leased, LeaseTerms
+from app.store.claims import Asked, Leased, LeaseTerms, Look
 from app.store.database import Connection
 from app.store.ends import Rules
 
 _MAX_LAPSED_CLAIMS = 5
 _MAX_OFFERS = 1000
+_MAX_SESSIONS = 20_000
+_OFFER_SECONDS = 60
 _UNREAD: tuple[int, dict[UUID, Demands]] = (-1, {})
 
 
@@ -78,6 +82,28 @@ class PlacementClasses:
         )
 
 
+@dataclass
+class Offers:
+    """This instance's copy of what sessions of runners offer, which a session never changes.
+
+    Read again after a minute: a runner that was deleted may register the same session anew.
+    """
+
+    _known: dict[tuple[str, UUID], tuple[float, Offer]] = field(default_factory=dict)
+
+    def find(self, runner_id: str, session_id: UUID) -> Offer | None:
+        """The offer of this session, if it was read before."""
+        since, offer = self._known.get((runner_id, session_id), (0.0, None))
+        return offer if time.monotonic() - since < _OFFER_SECONDS else None
+
+    def note(self, runner_id: str, session_id: UUID, offer: Offer) -> Offer:
+        """Keep the offer of this session, as it was read; bounded."""
+        if len(self._known) >= _MAX_SESSIONS:
+            self._known.clear()
+        self._known[runner_id, session_id] = (time.monotonic(), offer)
+        return offer
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One lease of a claim's answer. `token` is None for a lease that has ended since."""
@@ -96,43 +122,87 @@ class Claimer:
     rules: Rules
 
 
-async def try_claim(
-    conn: Connection, claimer: Claimer, command: ClaimLeases
-) -> list[Claim] | ServiceError:
-    """One try: the leases of this request, new or given before; empty if there is nothing.
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """A claim of a runner whose offer is known; it never changes within a session."""
 
-    Looks without locks first, so that an idle fleet costs reads only. Two tries of one request, on
-    two instances, end with the same leases.
+    command: ClaimLeases
+    offer: Offer
+
+
+Outcome = list[Claim] | ServiceError
+_ALONE = 2
+"""Of the claims of a batch that got nothing, how many try once more by themselves."""
+
+
+async def try_claims(
+    conn: Connection, claimer: Claimer, requests: Sequence[ClaimRequest]
+) -> list[Outcome]:
+    """One try each: the leases of these requests, new or given before; empty if there is nothing.
+
+    All with the same offer and at most one a runner; outcomes by position. Looks without locks
+    first, so that an idle fleet costs reads only. Two tries of one request, on two instances, end
+    with the same leases.
     """
-    session = await runners.find_session(conn, command.runner_id, command.session_id)
-    if session is None:
-        return RunnerNotFound()
-    if session.session_id != command.session_id:
-        return SessionReplaced(action="stop") if session.known else SessionUnknown()
-    offer = offer_of(session)
-    satisfied, look = await _look(conn, claimer.classes, offer, command)
-    if not look.request_used and not look.available:
-        return []
+    asked = [
+        Asked(one.runner_id, one.session_id, one.request_id)
+        for one in (request.command for request in requests)
+    ]
+    satisfied, looks = await _look(conn, claimer.classes, requests[0].offer, asked)
+    outcomes: list[Outcome] = [_refused(*pair) or [] for pair in zip(asked, looks, strict=True)]
+    going = [
+        position
+        for position, look in enumerate(looks)
+        if outcomes[position] == [] and (look.request_used or look.available)
+    ]
+    if not going:
+        return outcomes
     if failpoints.ARMED:
         await failpoints.hit("claim.after_select")
-    runner = await claims.lock_runner(conn, command.runner_id, command.session_id)
-    if runner is None:
+    locked = await claims.lock_runners(conn, [asked[position] for position in going])
+    given = await claims.list_of_requests(conn, [asked[position] for position in going])
+    open_: dict[int, Asked] = {}
+    for position, leases in zip(going, given, strict=True):
+        runner = locked.get(asked[position].runner_id)
+        if runner is None:
+            outcomes[position] = RunnerNotFound()
+        elif runner.session_id != asked[position].session_id:
+            outcomes[position] = SessionReplaced(action="stop")
+        elif leases:
+            outcomes[position] = await _replay(conn, claimer, leases)
+        elif _may_claim(runner):
+            wanted = min(requests[position].command.max_leases, max(runner.capacity_total, 1))
+            open_[position] = replace(
+                asked[position], wanted=wanted, capacity=runner.capacity_total
+            )
+    for position, claimed in (await _lease_all(conn, claimer, satisfied, open_)).items():
+        outcomes[position] = claimed
+    return outcomes
+
+
+def _refused(asked: Asked, look: Look) -> ServiceError | None:
+    if look.runner_session is None:
         return RunnerNotFound()
-    if runner.session_id != command.session_id:
-        return SessionReplaced(action="stop")
-    given = await claims.list_of_request(
-        conn, command.runner_id, command.session_id, command.request_id
-    )
-    if given:
-        return await _replay(conn, claimer, given)
-    if not _may_claim(runner):
-        return []
-    capacity = runner.capacity_total
-    # What was seen may be locked by another claim just now: nothing is tried once more, since by
-    # then that one has mostly committed and the next in line can be read.
-    return await _lease(conn, claimer, command, satisfied, capacity) or await _lease(
-        conn, claimer, command, satisfied, capacity
-    )
+    if look.runner_session != asked.session_id:
+        return SessionReplaced(action="stop") if look.session_known else SessionUnknown()
+    return None
+
+
+async def _lease_all(
+    conn: Connection, claimer: Claimer, satisfied: list[UUID], open_: Mapping[int, Asked]
+) -> dict[int, list[Claim]]:
+    """New leases by position.
+
+    What was seen may be locked by another claim just now, or back off from some runners only: so
+    some that got nothing try once more by themselves.
+    """
+    claimed: dict[int, list[Claim]] = {}
+    if open_:
+        done = await _lease(conn, claimer, satisfied, list(open_.values()))
+        claimed = dict(zip(open_, done, strict=True))
+    for position in [one for one, leases in claimed.items() if not leases][:_ALONE]:
+        [claimed[position]] = await _lease(conn, claimer, satisfied, [open_[position]])
+    return claimed
 
 
 def offer_of(session: runners.Session) -> Offer:
@@ -146,22 +216,15 @@ def offer_of(session: runners.Session) -> Offer:
 
 
 async def _look(
-    conn: Connection, classes: PlacementClasses, offer: Offer, command: ClaimLeases
-) -> tuple[list[UUID], claims.Look]:
+    conn: Connection, classes: PlacementClasses, offer: Offer, asked: Sequence[Asked]
+) -> tuple[list[UUID], list[Look]]:
     """Look with the newest classes: a version that has moved on is read again first."""
     while True:
         version = classes.version(offer.runner_kind)  # others may read them again meanwhile
         satisfied = classes.satisfied_by(offer)
-        look = await claims.look(
-            conn,
-            offer.runner_kind,
-            command.runner_id,
-            command.session_id,
-            command.request_id,
-            satisfied,
-        )
-        if look.class_version == version:
-            return satisfied, look
+        looks = await claims.look(conn, offer.runner_kind, asked, satisfied)
+        if looks[0].class_version == version:
+            return satisfied, looks
         await classes.reload(conn, offer.runner_kind)
 
 
@@ -176,21 +239,14 @@ def _may_claim(runner: claims.LockedRunner) -> bool:
 
 
 async def _lease(
-    conn: Connection,
-    claimer: Claimer,
-    command: ClaimLeases,
-    satisfied: list[UUID],
-    capacity: int,
-) -> list[Claim]:
-    lease_ids = [new_id() for _ in range(min(command.max_leases, max(capacity, 1)))]
+    conn: Connection, claimer: Claimer, satisfied: list[UUID], asked: Sequence[Asked]
+) -> list[list[Claim]]:
+    lease_ids = [new_id() for _ in range(sum(one.wanted for one in asked))]
     tokens = {lease_id: token_of(claimer.keys, lease_id) for lease_id in lease_ids}
     leased = await claims.lease(
         conn,
         satisfied,
-        command.runner_id,
-        command.session_id,
-        command.request_id,
-        capacity,
+        asked,
         LeaseTerms(
             lease_ids,
             [hash_of(token) for token in tokens.values()],
@@ -199,12 +255,10 @@ async def _lease(
             timedelta(seconds=claimer.leases.start_timeout_seconds),
         ),
     )
-    return [Claim(one, tokens[one.lease.id]) for one in leased]
+    return [[Claim(one, tokens[one.lease.id]) for one in leases] for leases in leased]
 
 
-async def _replay(
-    conn: Connection, claimer: Claimer, given: list[Leased]
-) -> list[Claim] | ServiceError:
+async def _replay(conn: Connection, claimer: Claimer, given: list[Leased]) -> Outcome:
     """The same leases again: active ones with their tokens, ended ones by their status.
 
     When a token's key has left the settings, the unstarted leases of this request are given back

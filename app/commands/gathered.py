@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from app.commands import attempts, leases
 from app.commands.attempts import Created, CreateRequest
+from app.commands.claims import Claim, Claimer, ClaimRequest, PlacementClasses, try_claims
+from app.commands.ends import rules_of
 from app.commands.leases import BeatRequest, CompleteRequest, Terms, Word
 from app.domain.commands import StartLease
 from app.domain.keys import KeyRing
@@ -23,15 +25,22 @@ class Gathered:
     """One gatherer a command; those of one process share nothing but the pool."""
 
     create: Gatherer[CreateRequest, Created]
+    claim: Gatherer[ClaimRequest, list[Claim]]
     start: Gatherer[StartLease, Started]
     heartbeat: Gatherer[BeatRequest, Beaten]
     complete: Gatherer[CompleteRequest, Word]
 
     @classmethod
     def of(
-        cls, settings: Settings, database: Database, keys: KeyRing, batched: Batched
+        cls,
+        settings: Settings,
+        database: Database,
+        keys: KeyRing,
+        classes: PlacementClasses,
+        batched: Batched = lambda _, __: None,
     ) -> Gathered:
         """The gatherers of a process; `batched` is told the command and the size of each batch."""
+        claimer = Claimer(keys, classes, settings.leases, rules_of(settings.leases))
         terms = Terms.of(settings.leases)
         limit = settings.limits.max_placement_classes_per_kind
         return cls(
@@ -40,32 +49,40 @@ class Gathered:
                 lambda conn, batch: attempts.create(conn, keys, batch, limit),
                 lambda request: request.command.idempotency_key,
                 lambda request: request.command.requested_by_service,
-                lambda size: batched("attempt.create", size),
+                batched=lambda size: batched("attempt.create", size),
+            ),
+            claim=Gatherer(
+                database,
+                lambda conn, batch: try_claims(conn, claimer, batch),
+                lambda request: request.command.runner_id,
+                lambda request: str(request.command.session_id),
+                group=lambda request: request.offer,
+                batched=lambda size: batched("lease.claim", size),
             ),
             start=Gatherer(
                 database,
                 lambda conn, batch: leases.start(conn, terms, batch),
                 lambda command: command.lease_id,
                 lambda command: str(command.lease_id),
-                lambda size: batched("lease.start", size),
+                batched=lambda size: batched("lease.start", size),
             ),
             heartbeat=Gatherer(
                 database,
                 lambda conn, batch: leases.heartbeat(conn, terms, batch),
                 lambda request: request.command.lease_id,
                 lambda request: str(request.command.session_id),
-                lambda size: batched("lease.heartbeat", size),
+                batched=lambda size: batched("lease.heartbeat", size),
             ),
             complete=Gatherer(
                 database,
                 lambda conn, batch: leases.complete(conn, keys, terms, batch),
                 lambda request: request.command.lease_id,
                 lambda request: str(request.command.lease_id),
-                lambda size: batched("lease.complete", size),
+                batched=lambda size: batched("lease.complete", size),
             ),
         )
 
     async def drain(self) -> None:
         """Return when nothing is under way any more."""
-        for gatherer in (self.create, self.start, self.heartbeat, self.complete):
+        for gatherer in (self.create, self.claim, self.start, self.heartbeat, self.complete):
             await gatherer.drain()

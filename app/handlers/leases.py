@@ -10,7 +10,7 @@ from typing import Any
 
 from app import failpoints
 from app.commands import claims, leases
-from app.commands.claims import Claim
+from app.commands.claims import Claim, ClaimRequest
 from app.commands.leases import BeatRequest, Completed, CompleteRequest
 from app.domain.commands import (
     ClaimLeases,
@@ -20,7 +20,14 @@ from app.domain.commands import (
     StartLease,
     UnderLease,
 )
-from app.domain.errors import Draining, RunnerNotFound, ServiceError, Superseded
+from app.domain.errors import (
+    Draining,
+    RunnerNotFound,
+    ServiceError,
+    SessionReplaced,
+    SessionUnknown,
+    Superseded,
+)
 from app.domain.lifecycle import LeaseStatus
 from app.domain.placement import Offer
 from app.domain.records import Attempt
@@ -57,9 +64,9 @@ async def claim_leases(services: Services, command: ClaimLeases, gone: Gone) -> 
         limit = services.settings.limits.max_wait_seconds
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(command.wait_seconds, limit)
-        offer: Offer | None = None
+        claim = ClaimRequest(command, await _offer_of(services, command))
         while not await gone():
-            outcome = await _try_claim(services, command)
+            outcome = await _try_claim(services, claim)
             left = deadline - loop.time()
             if outcome or left <= 0:
                 return outcome
@@ -67,11 +74,10 @@ async def claim_leases(services: Services, command: ClaimLeases, gone: Gone) -> 
                 raise Draining
             if not is_newest():
                 raise Superseded
-            offer = offer or await _offer_of(services, command)
             poll = services.settings.leases.signal_every_seconds
             await services.signals.wait_for_work(
-                offer.runner_kind,
-                partial(services.classes.may_take, offer),
+                claim.offer.runner_kind,
+                partial(services.classes.may_take, claim.offer),
                 min(left, poll),
             )
         if failpoints.ARMED:
@@ -79,26 +85,28 @@ async def claim_leases(services: Services, command: ClaimLeases, gone: Gone) -> 
         return []
 
 
-async def _try_claim(services: Services, command: ClaimLeases) -> list[Claim]:
-    outcome = await services.database.run(
-        lambda conn: claims.try_claim(conn, services.claimer, command), pinned=True
-    )
+async def _try_claim(services: Services, claim: ClaimRequest) -> list[Claim]:
+    outcome = await services.gathered.claim.run(claim)
     if failpoints.ARMED and outcome:
         await failpoints.hit("claim.after_commit")
     if isinstance(outcome, ServiceError):
         raise outcome
-    if outcome:
-        services.signals.wake(signals.FEED)
     return outcome
 
 
 async def _offer_of(services: Services, command: ClaimLeases) -> Offer:
+    """What this session of the runner offers; read once, for a session never changes it."""
+    known = services.offers.find(command.runner_id, command.session_id)
+    if known is not None:
+        return known
     session = await services.database.run(
         lambda conn: runners.find_session(conn, command.runner_id, command.session_id)
     )
     if session is None:
         raise RunnerNotFound
-    return claims.offer_of(session)
+    if session.session_id != command.session_id:
+        raise SessionReplaced(action="stop") if session.known else SessionUnknown
+    return services.offers.note(command.runner_id, command.session_id, claims.offer_of(session))
 
 
 async def start_lease(services: Services, command: StartLease) -> Started:

@@ -16,9 +16,21 @@ LEASE_COLUMNS = """l.id, l.attempt_id, l.lease_number, l.runner_instance_id, l.s
     l.released_at"""
 
 # An attempt stays away from the runner that did not start it, and after the fourth such lease in
-# a row from every runner, until its back-off has passed.
+# a row from every runner, until its back-off has passed. What is dealt out among several runners
+# leaves out all that backs off.
 _NOT_BACKING_OFF = """(h.backoff_until IS NULL OR h.backoff_until <= clock_now()
-    OR h.backoff_runner_id <> $2)"""
+    OR (cardinality($2::text[]) = 1 AND h.backoff_runner_id <> ($2::text[])[1]))"""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who claims, and what: `wanted` leases at most, within the runner's `capacity`."""
+
+    runner_id: str
+    session_id: UUID
+    request_id: UUID
+    wanted: int = 1
+    capacity: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,34 +38,56 @@ class Look:
     """What a claim sees before it takes any lock."""
 
     class_version: int
+    runner_session: UUID | None
+    """The runner's session now; None: not registered."""
+    session_known: bool
+    """Whether the claim's session was ever registered."""
     request_used: bool
     available: bool
 
 
 _LOOK = """
 -- claims.look
-SELECT v.version,
-    EXISTS (SELECT FROM runner_leases l WHERE l.runner_instance_id = $2 AND l.session_id = $3
-        AND l.claim_request_id = $4) AS used,
-    EXISTS (SELECT FROM unnest($5::uuid[]) c(id) CROSS JOIN LATERAL (
-        SELECT FROM execution_attempts a WHERE a.claimable AND a.placement_class_id = c.id
-        LIMIT 1) h) AS available
-FROM placement_class_versions v WHERE v.runner_kind = $1
+WITH asked AS (
+    SELECT * FROM unnest($2::text[], $3::uuid[], $4::uuid[]) WITH ORDINALITY
+    AS i(runner_id, session_id, request_id, position)
+), there AS (
+    SELECT v.version,
+        EXISTS (SELECT FROM unnest($5::uuid[]) c(id) CROSS JOIN LATERAL (
+            SELECT FROM execution_attempts a WHERE a.claimable AND a.placement_class_id = c.id
+            LIMIT 1) h) AS available
+    FROM placement_class_versions v WHERE v.runner_kind = $1
+)
+SELECT t.version, r.session_id,
+    EXISTS (SELECT FROM runner_sessions p WHERE p.runner_instance_id = i.runner_id
+        AND p.session_id = i.session_id) AS known,
+    EXISTS (SELECT FROM runner_leases l WHERE l.runner_instance_id = i.runner_id
+        AND l.session_id = i.session_id AND l.claim_request_id = i.request_id) AS used,
+    t.available
+FROM asked i CROSS JOIN there t LEFT JOIN runner_instances r ON r.id = i.runner_id
+ORDER BY i.position
 """
 
 
 async def look(
-    conn: Connection,
-    runner_kind: str,
-    runner_id: str,
-    session_id: UUID,
-    request_id: UUID,
-    classes: Sequence[UUID],
-) -> Look:
-    """Whether there may be anything for this claim. Takes no lock, costs one probe a class."""
-    row = await conn.fetchrow(_LOOK, runner_kind, runner_id, session_id, request_id, list(classes))
-    assert row is not None  # noqa: S101 - a first row of the schema, one a kind
-    return Look(row["version"], row["used"], row["available"])
+    conn: Connection, runner_kind: str, asked: Sequence[Asked], classes: Sequence[UUID]
+) -> list[Look]:
+    """Whether there may be anything for these claims, by position. Takes no lock.
+
+    Costs one probe a class, however many claims read them.
+    """
+    rows = await conn.fetch(
+        _LOOK,
+        runner_kind,
+        [one.runner_id for one in asked],
+        [one.session_id for one in asked],
+        [one.request_id for one in asked],
+        list(classes),
+    )
+    return [
+        Look(row["version"], row["session_id"], row["known"], row["used"], row["available"])
+        for row in rows
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +132,39 @@ class LockedRunner:
 
 # A claim is a sign of life, written at most every five seconds: the row is locked anyway, but a
 # version of it for each empty-handed claim would be waste.
-_LOCK_RUNNER = """
--- claims.lock_runner
+_LOCK_RUNNERS = """
+-- claims.lock_runners
 WITH locked AS (
     SELECT r.id, r.session_id, r.drained_at, r.lapsed_claims, r.last_seen_at
-    FROM runner_instances r WHERE r.id = $1 FOR NO KEY UPDATE
+    FROM runner_instances r WHERE r.id = ANY($1::text[]) ORDER BY r.id FOR NO KEY UPDATE
 ), seen AS (
-    UPDATE runner_instances r SET last_seen_at = clock_fact() FROM locked k
-    WHERE r.id = k.id AND k.session_id = $2 AND k.last_seen_at < clock_fact() - interval '5 s'
+    UPDATE runner_instances r SET last_seen_at = clock_fact()
+    FROM locked k JOIN unnest($1::text[], $2::uuid[]) i(runner_id, session_id)
+        ON i.runner_id = k.id
+    WHERE r.id = k.id AND k.session_id = i.session_id
+        AND k.last_seen_at < clock_fact() - interval '5 s'
 )
-SELECT k.session_id, k.drained_at IS NOT NULL AS drained, k.lapsed_claims, s.status,
+SELECT k.id, k.session_id, k.drained_at IS NOT NULL AS drained, k.lapsed_claims, s.status,
     s.capacity_total
 FROM locked k JOIN runner_statuses s ON s.runner_instance_id = k.id
 """
 
 
-async def lock_runner(conn: Connection, runner_id: str, session_id: UUID) -> LockedRunner | None:
-    """Lock the runner's row and read what decides whether it may claim; None: not registered."""
-    row = await conn.fetchrow(_LOCK_RUNNER, runner_id, session_id)
-    return None if row is None else LockedRunner(**dict(row))
+async def lock_runners(conn: Connection, asked: Sequence[Asked]) -> dict[str, LockedRunner]:
+    """Lock these runners' rows, by id, and read what decides whether they may claim."""
+    rows = await conn.fetch(
+        _LOCK_RUNNERS, [one.runner_id for one in asked], [one.session_id for one in asked]
+    )
+    return {
+        row["id"]: LockedRunner(
+            row["session_id"],
+            row["drained"],
+            row["lapsed_claims"],
+            row["status"],
+            row["capacity_total"],
+        )
+        for row in rows
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,33 +177,54 @@ class Leased:
     continuation: bool
 
 
-_LIST_OF_REQUEST = f"""
--- claims.list_of_request
-SELECT {LEASE_COLUMNS}, l.token_key_id, l.created_at AS lease_created_at,
+_LIST_OF_REQUESTS = f"""
+-- claims.list_of_requests
+SELECT i.position, {LEASE_COLUMNS}, l.token_key_id, l.created_at AS lease_created_at,
     l.started_at AS lease_started_at, l.status AS lease_status, l.id AS lease_id,
     l.runner_instance_id AS lease_runner_id, {COLUMNS}
-FROM runner_leases l JOIN execution_attempts a ON a.id = l.attempt_id
-WHERE l.runner_instance_id = $1 AND l.session_id = $2 AND l.claim_request_id = $3
+FROM unnest($1::text[], $2::uuid[], $3::uuid[]) WITH ORDINALITY
+    AS i(runner_id, session_id, request_id, position)
+JOIN runner_leases l ON l.runner_instance_id = i.runner_id AND l.session_id = i.session_id
+    AND l.claim_request_id = i.request_id
+JOIN execution_attempts a ON a.id = l.attempt_id
 ORDER BY a.priority, a.created_at, a.id
 """
 
 
-async def list_of_request(
-    conn: Connection, runner_id: str, session_id: UUID, request_id: UUID
-) -> list[Leased]:
-    """The leases that this claim request was given, whatever became of them."""
-    rows = await conn.fetch(_LIST_OF_REQUEST, runner_id, session_id, request_id)
-    return [_leased(dict(row)) for row in rows]
+async def list_of_requests(conn: Connection, asked: Sequence[Asked]) -> list[list[Leased]]:
+    """The leases that these claim requests were given before, whatever became of them."""
+    rows = await conn.fetch(
+        _LIST_OF_REQUESTS,
+        [one.runner_id for one in asked],
+        [one.session_id for one in asked],
+        [one.request_id for one in asked],
+    )
+    given: list[list[Leased]] = [[] for _ in asked]
+    for row in rows:
+        given[row["position"] - 1].append(_leased(dict(row)))
+    return given
 
 
-# The room is counted after the runner's row was locked (in an earlier statement, so that this
-# snapshot sees what the waiter before us committed). Heads are read without locks; the best are
-# locked in order of priority, passing over what another claim is taking, and checked again.
+# The room is counted after the runners' rows were locked (in an earlier statement, so that this
+# snapshot sees what the waiters before us committed). Heads are read without locks; the best are
+# locked in order of priority, passing over what another claim is taking, and checked again. They
+# are dealt out by their place: every claim gets a first one before any gets a second. Claims that
+# picked one after the other in this statement would pick the same rows, for one's own locks are
+# not passed over.
 _LEASE = f"""
 -- claims.lease
-WITH room AS (
-    SELECT least($3::int, $4::int - count(*)) AS n FROM runner_leases l
-    WHERE l.runner_instance_id = $2 AND l.status = 'active'
+WITH asked AS (
+    SELECT * FROM unnest($2::text[], $9::uuid[], $10::uuid[], $3::int[], $4::int[])
+        WITH ORDINALITY AS i(runner_id, session_id, request_id, wanted, capacity, claim)
+), room AS (
+    SELECT i.*, least(i.wanted, i.capacity - (
+        SELECT count(*) FROM runner_leases l
+        WHERE l.runner_instance_id = i.runner_id AND l.status = 'active'))::int AS free
+    FROM asked i
+), slots AS (
+    SELECT r.claim, r.runner_id, r.session_id, r.request_id, s.turn,
+        row_number() OVER (ORDER BY s.turn, r.claim) AS position
+    FROM room r CROSS JOIN LATERAL generate_series(1, r.free) s(turn)
 ), heads AS (
     SELECT h.id, h.priority, h.created_at FROM unnest($1::uuid[]) c(id) CROSS JOIN LATERAL (
         SELECT h.id, h.priority, h.created_at FROM (
@@ -165,14 +234,14 @@ WITH room AS (
         WHERE {_NOT_BACKING_OFF} LIMIT $5::int) h
 ), best AS (
     SELECT id, priority, created_at FROM heads ORDER BY priority, created_at, id
-    LIMIT $3::int + 64
+    LIMIT $5::int + 64
 ), locked AS (
     SELECT h.id, h.priority, h.created_at, h.concurrency_key, h.status, h.last_lease_number,
         h.last_event_at
     FROM best b JOIN execution_attempts h ON h.id = b.id
     WHERE h.claimable AND {_NOT_BACKING_OFF}
     ORDER BY b.priority, b.created_at, b.id
-    LIMIT greatest((SELECT n FROM room), 0)
+    LIMIT (SELECT count(*) FROM slots)
     FOR NO KEY UPDATE OF h SKIP LOCKED
 ), candidates AS (
     SELECT DISTINCT ON (coalesce('k' || concurrency_key, 'i' || id)) * FROM locked
@@ -204,15 +273,17 @@ WITH room AS (
     INSERT INTO runner_leases AS l (id, attempt_id, runner_instance_id, lease_token_hash,
         token_key_id, status, expires_at, created_at, lease_number, session_id,
         claim_request_id, check_at)
-    SELECT n.lease_id, w.id, $2, n.token_hash, $8, 'active', clock_now() + $9, w.at,
-        w.last_lease_number + 1, $10, $11, clock_now() + $9
-    FROM won w JOIN unnest($6::uuid[], $7::text[]) WITH ORDINALITY
+    SELECT n.lease_id, w.id, s.runner_id, n.token_hash, $8, 'active', clock_now() + $11, w.at,
+        w.last_lease_number + 1, s.session_id, s.request_id, clock_now() + $11
+    FROM won w JOIN slots s ON s.position = w.position
+    JOIN unnest($6::uuid[], $7::text[]) WITH ORDINALITY
         AS n(lease_id, token_hash, position) ON n.position = w.position
     RETURNING {LEASE_COLUMNS}
 ), moved AS (
     UPDATE execution_attempts a SET status = CASE a.status WHEN 'queued' THEN 'leased'
             ELSE a.status END,
-        claimable = false, runner_instance_id = $2, leased_at = coalesce(a.leased_at, w.at),
+        claimable = false, runner_instance_id = s.runner_id,
+        leased_at = coalesce(a.leased_at, w.at),
         last_lease_number = a.last_lease_number + 1,
         limit_at = CASE a.status WHEN 'queued' THEN w.at + $12
             WHEN 'leased' THEN coalesce(a.limit_at, w.at + $12)
@@ -220,19 +291,19 @@ WITH room AS (
         last_event_number = a.last_event_number + 1, last_event_at = w.at,
         last_feed_epoch = current_feed_epoch(),
         last_feed_xid = feed_xid_after(a.last_feed_epoch, a.last_feed_xid)
-    FROM won w WHERE a.id = w.id
+    FROM won w JOIN slots s ON s.position = w.position WHERE a.id = w.id
     RETURNING {COLUMNS}, a.last_event_number, a.last_event_at, a.last_feed_epoch,
-        a.last_feed_xid, w.status <> 'queued' AS continuation
+        a.last_feed_xid, w.status <> 'queued' AS continuation, s.claim
 ), told AS (
     INSERT INTO attempt_events (id, attempt_id, event_number, event_type, payload, feed_epoch,
         feed_xid, created_at)
     SELECT gen_random_uuid(), a.id, a.last_event_number, 'leased', jsonb_build_object(
-            'lease_id', l.id, 'lease_number', l.lease_number, 'runner_instance_id', $2,
-            'continuation', a.continuation),
+            'lease_id', l.id, 'lease_number', l.lease_number,
+            'runner_instance_id', l.runner_instance_id, 'continuation', a.continuation),
         a.last_feed_epoch, a.last_feed_xid, a.last_event_at
     FROM moved a JOIN made l ON l.attempt_id = a.id
 )
-SELECT {LEASE_COLUMNS}, $8 AS token_key_id, l.created_at AS lease_created_at,
+SELECT a.claim, {LEASE_COLUMNS}, $8 AS token_key_id, l.created_at AS lease_created_at,
     l.started_at AS lease_started_at, l.status AS lease_status, l.id AS lease_id,
     l.runner_instance_id AS lease_runner_id, {COLUMNS}, a.continuation
 FROM moved a JOIN made l ON l.attempt_id = a.id ORDER BY a.priority, a.created_at, a.id
@@ -251,35 +322,33 @@ class LeaseTerms:
 
 
 async def lease(
-    conn: Connection,
-    classes: Sequence[UUID],
-    runner_id: str,
-    session_id: UUID,
-    request_id: UUID,
-    capacity: int,
-    terms: LeaseTerms,
-) -> list[Leased]:
-    """Lease the most urgent claimable attempts of these classes, within the runner's free room.
+    conn: Connection, classes: Sequence[UUID], asked: Sequence[Asked], terms: LeaseTerms
+) -> list[list[Leased]]:
+    """Lease the most urgent claimable attempts of these classes, within each runner's free room.
 
-    The caller holds the runner's row. Each attempt goes to one claim only, whoever runs beside.
+    By position of the claims, at most one a runner; the caller holds the runners' rows. Each
+    attempt goes to one claim only, whoever runs beside.
     """
     wanted = len(terms.lease_ids)
     rows = await conn.fetch(
         _LEASE,
         list(classes),
-        runner_id,
-        wanted,
-        capacity,
+        [one.runner_id for one in asked],
+        [one.wanted for one in asked],
+        [one.capacity for one in asked],
         wanted + max(1, 64 // max(1, len(classes))),
         list(terms.lease_ids),
         list(terms.token_hashes),
         terms.token_key_id,
+        [one.session_id for one in asked],
+        [one.request_id for one in asked],
         terms.claim_grace,
-        session_id,
-        request_id,
         terms.start_timeout,
     )
-    return [_leased(dict(row)) for row in rows]
+    leased: list[list[Leased]] = [[] for _ in asked]
+    for row in rows:
+        leased[row["claim"] - 1].append(_leased(dict(row)))
+    return leased
 
 
 def _leased(row: dict[str, object]) -> Leased:

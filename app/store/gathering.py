@@ -54,8 +54,8 @@ class Gatherer(Generic[C, O]):
     """Gathers the commands of one kind of this process.
 
     `work` carries out many of them in a transaction and gives outcomes by position; `key` is what
-    only one command of a batch may name, `caller` who is to blame if its row spoils a batch;
-    `batched` is told the size of every batch.
+    only one command of a batch may name, `caller` who is to blame if its row spoils a batch, and
+    `group` what all of a batch have in common; `batched` is told the size of every batch.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Gatherer(Generic[C, O]):
         work: Work[C, O],
         key: Callable[[C], Hashable],
         caller: Callable[[C], str] = lambda _: "",
+        group: Callable[[C], Hashable] = lambda _: None,
         batched: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Nothing runs before the first command."""
@@ -71,6 +72,7 @@ class Gatherer(Generic[C, O]):
         self._work = work
         self._key = key
         self._caller = caller
+        self._group = group
         self._batched = batched
         self._waiting: deque[_Entry[C, O]] = deque()
         self._busy: set[Hashable] = set()
@@ -121,7 +123,7 @@ class Gatherer(Generic[C, O]):
                 continue
             if entry.since < oldest:
                 entry.outcome.set_exception(Overloaded())
-            elif entry.key in keys or entry.key in self._busy:
+            elif entry.key in keys or not self._may_join(entry, batch):
                 left.append(entry)
             elif not self._runs_alone(entry.caller):
                 batch.append(entry)
@@ -133,6 +135,11 @@ class Gatherer(Generic[C, O]):
                 break
         self._waiting.extendleft(reversed(left))
         return batch
+
+    def _may_join(self, entry: _Entry[C, O], batch: list[_Entry[C, O]]) -> bool:
+        if entry.key in self._busy:
+            return False
+        return not batch or self._group(entry.command) == self._group(batch[0].command)
 
     async def _serve(self, batch: list[_Entry[C, O]]) -> None:
         try:

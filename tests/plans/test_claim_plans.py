@@ -31,16 +31,16 @@ def lease_values(*classes: UUID) -> list[object]:
     wanted = 1
     return [
         list(classes),
-        "runner-1",
-        wanted,
-        1,
+        ["runner-1"],
+        [wanted],
+        [1],
         wanted + max(1, 64 // len(classes)),
         [uuid4()],
         ["hash"],
         "k1",
+        [uuid4()],
+        [uuid4()],
         timedelta(seconds=15),
-        uuid4(),
-        uuid4(),
         timedelta(seconds=600),
     ]
 
@@ -81,7 +81,7 @@ async def test_a_look_reads_one_head_a_class(queue):
     classes = [class_of(zone) for zone in zones]
 
     pages = await pages_read(
-        queue.connection, claims._LOOK, "ssh", "runner-1", uuid4(), uuid4(), classes
+        queue.connection, claims._LOOK, "ssh", ["runner-1"], [uuid4()], [uuid4()], classes
     )
 
     assert pages < 10 * len(zones)
