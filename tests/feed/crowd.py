@@ -5,7 +5,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -143,7 +143,10 @@ class PageReader(Reader):
             if self.cursor is not None:
                 query["after"] = self.cursor
             self.connections += 1
-            answer = await self.client.get("/v1/events", params=query)
+            try:
+                answer = await self.client.get("/v1/events", params=query)
+            except httpx.TransportError:
+                continue  # an idle connection that the server closed: ask again, as any reader
             assert answer.status_code == 200, answer.text
             if random.random() < 0.1:
                 continue
@@ -157,15 +160,16 @@ class StreamReader(Reader):
     async def read(self, enough: Callable[[], bool]) -> None:
         while not enough():
             left = random.randint(1, 600)
-            async with aclosing(follow(self.client, "/v1/events", self.cursor)) as frames:
-                self.connections += 1
-                async for identifier, data in frames:
-                    self.cursor = identifier
-                    if data is not None:
-                        self.got.append(data)
-                        left -= 1
-                    if left <= 0 or enough():
-                        break
+            with suppress(httpx.TransportError):
+                async with aclosing(follow(self.client, "/v1/events", self.cursor)) as frames:
+                    self.connections += 1
+                    async for identifier, data in frames:
+                        self.cursor = identifier
+                        if data is not None:
+                            self.got.append(data)
+                            left -= 1
+                        if left <= 0 or enough():
+                            break
 
 
 async def follow(client: httpx.AsyncClient, path: str, last: str | None = None):
