@@ -288,6 +288,16 @@ async def test_a_cursor_that_retention_has_passed_is_told_the_oldest(past):
     assert kept == list(range(65 - len(kept), 65))
 
 
+async def test_the_first_events_that_are_kept_are_followed_by_others(past):
+    """Their bound in time must not fall into what retention has removed."""
+    await past.months(2)
+    first = (await feed.oldest(past.sql)).created_from
+    minute = timedelta(minutes=1)
+    await past.add(*[(n, UUID(int=n), 1, first + n * minute) for n in range(5, 9)])
+
+    assert await past.read_all(1) == [5, 6, 7, 8]
+
+
 async def test_a_cursor_from_elsewhere_is_told_the_start(past):
     await past.months(1)
     here = await feed.latest(past.sql)
