@@ -235,6 +235,22 @@ class ArtifactState(StrEnum):
     REMOVING = "removing"
 
 
+class UploadMethod(StrEnum):
+    """How the body of an artifact comes into the store."""
+
+    SINGLE = "single"
+    PARTS = "parts"
+    KNOWN = "known"
+
+
+class UploadEnd(StrEnum):
+    """Why a ticket is closed: it became an artifact, it was given up, or its body was wrong."""
+
+    RECORDED = "recorded"
+    EXPIRED = "expired"
+    MISMATCH = "mismatch"
+
+
 def is_terminal(status: Status) -> bool:
     """True for a status that nothing leaves."""
     return not TRANSITIONS[status]
