@@ -40,7 +40,7 @@ CREATE TABLE artifact_uploads (
     CONSTRAINT artifact_uploads_attempt_id_request_id_key UNIQUE (attempt_id, request_id),
     CONSTRAINT artifact_uploads_storage_check CHECK (storage IN ('s3', 'minio')),
     CONSTRAINT artifact_uploads_retention_class_check CHECK (retention_class IN ('short', 'normal', 'long', 'legal_hold')),
-    CONSTRAINT artifact_uploads_method_check CHECK (method IN ('single', 'parts', 'known')),
+    CONSTRAINT artifact_uploads_method_check CHECK (method IN ('single', 'parts', 'service', 'known')),
     CONSTRAINT artifact_uploads_closed_reason_check CHECK (closed_reason IN ('recorded', 'expired', 'mismatch')),
     CONSTRAINT artifact_uploads_digest_check CHECK (digest ~ '^sha256:[0-9a-f]{64}$'),
     CONSTRAINT artifact_uploads_byte_size_check CHECK (byte_size >= 0),

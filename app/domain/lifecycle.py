@@ -237,10 +237,15 @@ class ArtifactState(StrEnum):
 
 
 class UploadMethod(StrEnum):
-    """How the body of an artifact comes into the store."""
+    """How the body of an artifact comes into the store.
+
+    `single`: one signed request, bound to size and digest; `parts`: several; `service`: through
+    this service; `known`: not at all, the operation has these bytes already.
+    """
 
     SINGLE = "single"
     PARTS = "parts"
+    SERVICE = "service"
     KNOWN = "known"
 
 

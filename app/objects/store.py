@@ -117,12 +117,12 @@ class ObjectStore:
         """The key as the bucket knows it."""
         return self.settings.prefix + key
 
-    async def put(
-        self,
-        key: str,
-        body: bytes,
-        sha256_base64: str,
-        content_type: str = "application/octet-stream",
+    async def put(self, key: str, body: bytes, sha256_base64: str) -> None:
+        """Store a body under a key without the prefix; otherwise like `put_at`."""
+        await self.put_at(self.full_key(key), body, sha256_base64, "application/octet-stream")
+
+    async def put_at(
+        self, full_key: str, body: bytes, sha256_base64: str, content_type: str
     ) -> None:
         """Store a body whose digest the store itself verifies: SHA-256 where it can, else MD5.
 
@@ -132,7 +132,7 @@ class ObjectStore:
         try:
             await self._s3.put_object(
                 Bucket=self.settings.bucket,
-                Key=self.full_key(key),
+                Key=full_key,
                 Body=body,
                 ContentType=content_type,
                 **self._integrity(body, sha256_base64),
