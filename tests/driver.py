@@ -84,6 +84,7 @@ class Held:
         self.token = claimed["lease_token"]
         self.continuation = claimed["continuation"]
         self.sequence = 0
+        self.artifact_id = ""
 
     @property
     def id(self) -> str:

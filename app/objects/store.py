@@ -65,8 +65,8 @@ class ObjectStore:
         self._stack = AsyncExitStack()
         self._client: S3Client | None = None
         self._signing: S3Client | None = None
-        self.multipart = Multipart(settings.bucket, lambda: self._s3)
-        self.signer = Signer(settings, lambda: self._signing or self._s3)
+        self.multipart = Multipart(settings.bucket, lambda: self.client)
+        self.signer = Signer(settings, lambda: self._signing or self.client)
         self.hashing = Hashing(self.read)
 
     async def start(self) -> None:
@@ -108,7 +108,8 @@ class ObjectStore:
         await self._stack.aclose()
 
     @property
-    def _s3(self) -> S3Client:
+    def client(self) -> S3Client:
+        """The library's client, for what this class does not know."""
         if self._client is None:
             raise ObjectStoreUnavailable
         return self._client
@@ -130,7 +131,7 @@ class ObjectStore:
         ObjectStoreUnavailable.
         """
         try:
-            await self._s3.put_object(
+            await self.client.put_object(
                 Bucket=self.settings.bucket,
                 Key=full_key,
                 Body=body,
@@ -158,21 +159,21 @@ class ObjectStore:
             "ContentType": "application/json",
         }
         try:
-            await self._s3.put_object(**place, IfNoneMatch="*")
+            await self.client.put_object(**place, IfNoneMatch="*")
         except FAILURES as error:
             if is_precondition(error):
                 return
             if code_of(error) not in _NO_BATCHES:
                 raise unavailable(error, "put") from error
             try:
-                await self._s3.put_object(**place)
+                await self.client.put_object(**place)
             except FAILURES as again:
                 raise unavailable(again, "put") from again
 
     async def find(self, full_key: str, limit: int) -> bytes | None:
         """The first `limit` bytes of an object, or None if there is none."""
         try:
-            answer = await self._s3.get_object(Bucket=self.settings.bucket, Key=full_key)
+            answer = await self.client.get_object(Bucket=self.settings.bucket, Key=full_key)
             async with answer["Body"] as body:
                 return await body.read(limit)
         except FAILURES as error:
@@ -188,7 +189,9 @@ class ObjectStore:
         if first is not None or last is not None:
             extra["Range"] = f"bytes={first or 0}-{'' if last is None else last}"
         try:
-            answer = await self._s3.get_object(Bucket=self.settings.bucket, Key=full_key, **extra)
+            answer = await self.client.get_object(
+                Bucket=self.settings.bucket, Key=full_key, **extra
+            )
             async with answer["Body"] as body:
                 while piece := await body.read(_READ_BYTES):
                     yield piece
@@ -199,7 +202,9 @@ class ObjectStore:
         """What the store says of an object; None: there is none."""
         extra: Any = {"ChecksumMode": "ENABLED"} if self.settings.checksum == "sha256" else {}
         try:
-            answer = await self._s3.head_object(Bucket=self.settings.bucket, Key=full_key, **extra)
+            answer = await self.client.head_object(
+                Bucket=self.settings.bucket, Key=full_key, **extra
+            )
         except FAILURES as error:
             if is_missing(error):
                 return None
@@ -224,7 +229,7 @@ class ObjectStore:
         if self.settings.deletes == "single":
             return await self._delete_singly(full_keys)
         try:
-            answer = await self._s3.delete_objects(
+            answer = await self.client.delete_objects(
                 Bucket=self.settings.bucket,
                 Delete={"Objects": [{"Key": key} for key in full_keys], "Quiet": True},
             )
@@ -244,7 +249,7 @@ class ObjectStore:
         refused: dict[str, str] = {}
         for key in full_keys:
             try:
-                await self._s3.delete_object(Bucket=self.settings.bucket, Key=key)
+                await self.client.delete_object(Bucket=self.settings.bucket, Key=key)
             except ClientError as error:
                 if not is_missing(error):
                     refused[key] = code_of(error)
@@ -261,7 +266,7 @@ class ObjectStore:
         """
         extra: Any = {} if after is None else {"StartAfter": after}
         try:
-            answer = await self._s3.list_objects_v2(
+            answer = await self.client.list_objects_v2(
                 Bucket=self.settings.bucket,
                 Prefix=self.full_key(key_prefix),
                 MaxKeys=limit,
@@ -277,7 +282,7 @@ class ObjectStore:
     async def check(self) -> None:
         """Raise ObjectStoreUnavailable unless the bucket answers."""
         try:
-            await self._s3.head_bucket(Bucket=self.settings.bucket)
+            await self.client.head_bucket(Bucket=self.settings.bucket)
         except FAILURES as error:
             raise unavailable(error, "head_bucket") from error
 
