@@ -164,6 +164,7 @@ def environment(database: str, objects, issuer, **more: object) -> dict[str, str
         "KEYS__SECRETS": {"k1": "a secret of the tests, long enough to be one"},
         "PUSH__SUBSCRIPTIONS": {SUBSCRIPTION: PUSH_HANDLERS},
         "TELEMETRY__ACCESS_LOG": "false",
+        **getattr(objects, "variables", {}),
         **more,
     }
     return {

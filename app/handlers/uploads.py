@@ -274,7 +274,7 @@ async def upload_body(
             await services.objects.put_at(ticket.key, data, checksum, ticket.content_type)
             if failpoints.ARMED:
                 await failpoints.hit("artifact.after_put")
-            await services.database.run(lambda conn: uploads.mark_verified(conn, ticket.id))
+            await services.database.run(lambda conn: uploads.mark_verified(conn, ticket))
         return await _find(services, ticket.id, ticket.attempt_id)
 
 

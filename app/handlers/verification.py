@@ -40,7 +40,7 @@ async def settle(services: Services, ticket: Ticket, wait_seconds: float) -> Non
     if head.byte_size != ticket.byte_size or sha256 != ticket.sha256:
         await services.database.run(lambda conn: uploads.close(conn, ticket.id, UploadEnd.MISMATCH))
         raise ArtifactMismatch(expected_bytes=ticket.byte_size, received_bytes=head.byte_size)
-    await services.database.run(lambda conn: uploads.mark_verified(conn, ticket.id))
+    await services.database.run(lambda conn: uploads.mark_verified(conn, ticket))
     if failpoints.ARMED:
         await failpoints.hit("artifact.after_verify")
 

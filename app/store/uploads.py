@@ -192,7 +192,8 @@ async def issue_once(
 # The object that had these bytes is gone: the ticket gets a key of its own, to be uploaded to.
 _GIVE_OWN_KEY = f"""
 -- uploads.give_own_key
-UPDATE artifact_uploads u SET method = $2, part_bytes = $3, key = $4 || 'artifacts/'
+UPDATE artifact_uploads u SET method = $2, part_bytes = $3, verified_at = NULL,
+    key = $4 || 'artifacts/'
     || u.retention_class || '/' || to_char(u.created_at AT TIME ZONE 'UTC', 'YYYY/MM/DD')
     || '/' || u.attempt_id || '/' || u.id
 WHERE u.id = $1 AND u.closed_at IS NULL AND u.method = 'known'
@@ -225,13 +226,16 @@ async def note_upload_once(conn: Connection, ticket_id: UUID, upload_id: str) ->
 _MARK_VERIFIED = """
 -- uploads.mark_verified
 UPDATE artifact_uploads SET verified_at = coalesce(verified_at, clock_fact())
-WHERE id = $1 AND closed_at IS NULL
+WHERE id = $1 AND key = $2 AND closed_at IS NULL
 """
 
 
-async def mark_verified(conn: Connection, ticket_id: UUID) -> None:
-    """Note that the object is durable and has the announced size and digest."""
-    await conn.execute(_MARK_VERIFIED, ticket_id)
+async def mark_verified(conn: Connection, ticket: Ticket) -> None:
+    """Note that the ticket's object is durable and has the announced size and digest.
+
+    Of that object: nothing is noted where the ticket has got another key since.
+    """
+    await conn.execute(_MARK_VERIFIED, ticket.id, ticket.key)
 
 
 _CLOSE = """
