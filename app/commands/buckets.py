@@ -68,7 +68,7 @@ async def read_marker(objects: ObjectStore) -> UUID | None:
     if body is None:
         return None
     with suppress(ValueError, KeyError, TypeError):
-        return UUID(json.loads(body)["installation_id"])
+        return UUID(str(json.loads(body)["installation_id"]))
     # Whatever stands there was not written by us: no id equals it.
     return UUID(int=0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import aiohttp
 import structlog
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -9,7 +10,8 @@ from app.domain.errors import ObjectStoreUnavailable
 
 _LOG = structlog.get_logger(__name__)
 
-FAILURES = (BotoCoreError, ClientError, OSError, TimeoutError)
+# The last of these breaks off a body that is being read; the client passes it on as it is.
+FAILURES = (BotoCoreError, ClientError, OSError, TimeoutError, aiohttp.ClientError)
 
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound", "NoSuchUpload"})
 # To repeat these is of no use before somebody has mended something.

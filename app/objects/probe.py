@@ -9,6 +9,7 @@ import base64
 import hashlib
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -87,8 +88,9 @@ class Probe:
         )
 
     async def _tidy(self) -> None:
-        for upload in await self.store.multipart.list_open(self.store.full_key(self.folder)):
-            await self.store.multipart.abort(upload.key, upload.upload_id)
+        with suppress(ObjectStoreUnavailable):  # a store that cannot list them was told of
+            for upload in await self.store.multipart.list_open(self.store.full_key(self.folder)):
+                await self.store.multipart.abort(upload.key, upload.upload_id)
         await self.store.delete(sorted(self.made))
 
     async def send(self, signed: Signed, body: bytes) -> int:
