@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 if TYPE_CHECKING:
+    from app.commands.audit import Finding
     from app.embedded.home import Home
     from app.settings import Settings
 
@@ -140,7 +141,11 @@ def _check_objects(settings: Settings) -> NoReturn:
     "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
     help="Name at most so many violations a check.",
 )  # fmt: skip
-def audit(output: str, limit: int) -> None:
+@click.option(
+    "--objects", is_flag=True,
+    help="Ask the store for every object too; needs all of the service's settings.",
+)  # fmt: skip
+def audit(*, output: str, limit: int, objects: bool) -> None:
     """Check everything stored against what must hold of it.
 
     Reads one snapshot and writes nothing; the service may be at work. Needs
@@ -164,12 +169,27 @@ def audit(output: str, limit: int) -> None:
         _fail(f"This is no database of this version of the service: {error}.")
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         _fail(f"The database does not answer: {error}", status=NOT_REACHABLE)
+    if objects:
+        findings.append(_audit_store(_settings(), limit))
     if output == "json":
         click.echo(json.dumps(auditor.document(findings)))
     else:
         for line in auditor.lines(findings):
             click.echo(line)
     sys.exit(any(finding.violations for finding in findings))
+
+
+def _audit_store(settings: Settings, limit: int) -> Finding:
+    """Whether every artifact has its object."""
+    import asyncio  # noqa: PLC0415
+
+    from app.commands.audit_objects import audit_store  # noqa: PLC0415
+    from app.domain.errors import ServiceError  # noqa: PLC0415
+
+    try:
+        return asyncio.run(audit_store(settings, limit=limit))
+    except ServiceError as error:
+        _fail(f"The objects cannot be audited: {error.detail}", status=NOT_REACHABLE)
 
 
 # --- development ---------------------------------------------------------------------------------
