@@ -3,12 +3,20 @@
 import asyncio
 import hashlib
 import os
+from datetime import timedelta
 from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
 
+from app.auth.lease_tokens import hash_of
+from app.commands.recordings import record_output
+from app.domain.errors import ArtifactMissing
+from app.domain.lifecycle import UploadMethod
 from app.handlers import recordings as recording_handlers
+from app.store import uploads
+from app.store.leases import Key
+from app.store.outputs import NewOutput
 from tests.artifacts.conftest import send
 from tests.artifacts.s3_proxy import error
 from tests.driver import announced
@@ -325,6 +333,30 @@ async def test_object_that_somebody_deleted_is_not_known(here, sql):
     second = await here.held(operation_id=operation)
 
     assert (await second.ticket(BODY))["method"] == "single"
+
+
+async def test_nothing_points_at_what_was_verified_under_another_key(here, sql):
+    """A slow look at the known object ends after the ticket has got a key of its own."""
+    operation = str(uuid4())
+    first = await here.held(operation_id=operation)
+    await first.output("plan", await first.upload(BODY))
+    second = await here.held(operation_id=operation)
+    ticket = await second.ticket(BODY)
+    ticket_id, attempt_id = UUID(ticket["artifact_id"]), UUID(second.attempt_id)
+    database = here.services.database
+    seen = await database.run(lambda conn: uploads.find(conn, ticket_id, attempt_id))
+    await database.run(
+        lambda conn: uploads.give_own_key(conn, ticket_id, UploadMethod.SINGLE, None, "moved/")
+    )
+
+    await database.run(lambda conn: uploads.mark_verified(conn, seen))
+    key = Key(UUID(second.id), hash_of(second.token))
+    new = NewOutput(uuid4(), "plan", "json", ticket_id, None)
+    outcome = await database.run(lambda conn: record_output(conn, key, timedelta(seconds=30), new))
+
+    assert isinstance(outcome, ArtifactMissing)
+    assert await rows(sql, "artifact_refs") == 1
+    assert await rows(sql, "runner_output_refs") == 1
 
 
 # --- limits, leases, races ------------------------------------------------------------------------
