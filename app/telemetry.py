@@ -55,6 +55,13 @@ class Metrics:
             ["command", "outcome"],
             registry=registry,
         )
+        self.batches = Histogram(
+            "execution_plane_batch_size",
+            "Commands of concurrent requests that shared one transaction, by command.",
+            ["command"],
+            registry=registry,
+            buckets=(1, 2, 4, 8, 16, 32, 64),
+        )
         self.pushes = Counter(
             "execution_plane_pushes",
             "Push deliveries by handler and outcome.",
@@ -133,6 +140,11 @@ class Metrics:
             "execution_plane_sweep_age_seconds",
             "Time since the last completed sweep anywhere, by loop.",
             ["loop"],
+            registry=registry,
+        )
+        self.feed_horizon_age_seconds = Gauge(
+            "execution_plane_feed_horizon_age_seconds",
+            "Age of the oldest transaction that holds the feed back; `/readyz` names it.",
             registry=registry,
         )
         self.loop_runs = Counter(

@@ -3,13 +3,13 @@
 Frozen SQL: `app/store/tables_objects.py` and `app/store/tables_service.py` declare the same.
 
 Revision ID: 0004
-Revises: 0002
+Revises: 0003
 """
 
 from alembic import op
 
 revision = "0004"
-down_revision = "0002"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 

@@ -37,11 +37,7 @@ async def create_attempt(
     """
     with counted(services.metrics, CREATE):
         check_create(services, command)
-        request = CreateRequest(command, as_sent)
-        limit = services.settings.limits.max_placement_classes_per_kind
-        [outcome] = await services.database.run(
-            lambda conn: attempts.create(conn, services.keys, [request], limit)
-        )
+        outcome = await services.gathered.create.run(CreateRequest(command, as_sent))
         if failpoints.ARMED:
             await failpoints.hit("create.after_commit")
         if isinstance(outcome, ServiceError):
@@ -93,6 +89,7 @@ async def create_attempts(
 async def announce(services: Services, created: Created) -> None:
     """Let a waiting runner know; one with a key first takes its place in the key's line."""
     attempt = created.attempt
+    services.signals.wake(signals.FEED)
     if attempt.concurrency_key is not None:
         await move_up(services, [attempt.concurrency_key])
     else:
@@ -111,6 +108,7 @@ async def cancel_attempt(services: Services, command: CancelAttempt) -> Attempt:
         if isinstance(outcome, ServiceError):
             raise outcome
         services.signals.wake(signals.attempt(command.attempt_id))
+        services.signals.wake(signals.FEED)
         await tell(services, outcome.ended)
         return outcome.attempt
 
@@ -122,14 +120,15 @@ async def cancel_operation(services: Services, command: CancelOperation) -> int:
         operation_id, reason = command.operation_id, command.reason
         total = 0
         while True:
-            marked, ended = await services.database.run(
+            found, marked, ended = await services.database.run(
                 lambda conn: cancels.cancel_operation(conn, services.rules, operation_id, reason)
             )
             for attempt_id in marked:
                 services.signals.wake(signals.attempt(attempt_id))
             await tell(services, ended)
-            if not marked:
+            if not found:
                 return total
+            services.signals.wake(signals.FEED)
             total += len(marked)
 
 

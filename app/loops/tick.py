@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from app.loops.loop import Result
 from app.services import Services
-from app.store import ticks
+from app.store import epochs, ticks
+from app.store.database import tell_begun
 
 
 class Tick:
@@ -15,6 +16,8 @@ class Tick:
     leader_only = False
 
     async def run_once(self, services: Services) -> Result:
-        """Write one tick."""
+        """Write one tick, after a look whether the feed's epoch still is the server's."""
+        if await services.database.run(epochs.find_due) is not None:
+            tell_begun(await services.database.run(epochs.begin_once))
         await services.database.run(ticks.tick)
         return Result(1)

@@ -20,10 +20,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import asyncpg
+import structlog
 
 from app.domain.errors import DatabaseUnavailable, OutcomeUnknown, Overloaded
 from app.settings import DatabaseSettings
-from app.store import partitions
+from app.store import epochs, partitions
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -33,6 +34,7 @@ else:
     Connection = asyncpg.Connection
 
 T = TypeVar("T")
+_LOG = structlog.get_logger(__name__)
 
 CLASS_OF_ATTEMPT = "execution_attempts_placement_class_id_fkey"
 _TRIES = 3
@@ -63,17 +65,28 @@ class Database:
             "SET LOCAL idle_in_transaction_session_timeout = "
             f"{int(settings.statement_timeout_seconds * 2000)}"
         )
+        # One plan for all parameters, made once: planning takes longer than the statement does.
+        # Made while a table was still empty it would scan it for ever, so it may not.
+        self._begin_pinned = (
+            f"{self._begin}; SET LOCAL plan_cache_mode = force_generic_plan; "
+            "SET LOCAL enable_seqscan = off; SET LOCAL jit = off"
+        )
 
-    async def run(self, command: Callable[[Connection], Awaitable[T]]) -> T:
+    async def run(
+        self, command: Callable[[Connection], Awaitable[T]], *, pinned: bool = False
+    ) -> T:
         """Run `command` in one transaction and return its outcome after the commit.
+
+        `pinned`: its statements need no plan made for their parameters, as those of hot commands.
 
         Raises what the command raises (nothing is kept then), DatabaseUnavailable (nothing was
         changed), Overloaded (no connection became free in time) or OutcomeUnknown.
         """
+        begin = self._begin_pinned if pinned else self._begin
         mended = False
         for attempt in range(1, _TRIES + 2):
             try:
-                return await self._once(command)
+                return await self._once(command, begin)
             except _RETRY:
                 if attempt > _TRIES:
                     raise DatabaseUnavailable from None
@@ -86,13 +99,13 @@ class Database:
                 if mended or not partitions.is_missing(error):
                     raise
                 mended = True
-                await self._once(partitions.ensure_near)
+                await self._once(partitions.ensure_near, self._begin)
         raise DatabaseUnavailable
 
-    async def _once(self, command: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _once(self, command: Callable[[Connection], Awaitable[T]], begin: str) -> T:
         async with self._connection() as connection:
             try:
-                await connection.execute(self._begin)
+                await connection.execute(begin)
                 outcome = await command(connection)
             except BaseException as error:
                 await self._roll_back(connection)
@@ -161,6 +174,7 @@ class Database:
                         timeout=settings.connect_timeout_seconds,
                         command_timeout=settings.statement_timeout_seconds + 2,
                         max_inactive_connection_lifetime=60,
+                        init=self._greet,
                         reset=_keep,
                         server_settings=(
                             {"application_name": "execution-plane"}
@@ -171,6 +185,19 @@ class Database:
                 except (asyncpg.PostgresError, *_LOST) as error:
                     raise DatabaseUnavailable from error
             return self._pool
+
+    async def _greet(self, connection: Connection) -> None:
+        """See that the feed's epoch is that of the server behind a new connection."""
+        await connection.execute(self._begin)
+        try:
+            due = await epochs.find_due(connection)
+        except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
+            due = None  # not migrated yet, which readiness tells
+        await connection.execute("ROLLBACK")
+        if due is not None:
+            await connection.execute(self._begin)
+            tell_begun(await epochs.begin_once(connection))
+            await connection.execute("COMMIT")
 
     async def close(self) -> None:
         """Close every connection; running transactions get five seconds."""
@@ -187,6 +214,12 @@ class Database:
     def in_use(self) -> int:
         """Connections busy now, for metrics."""
         return 0 if self._pool is None else self._pool.get_size() - self._pool.get_idle_size()
+
+
+def tell_begun(begun: tuple[int, str] | None) -> None:
+    """Log that this process began an epoch of the feed."""
+    if begun is not None:
+        _LOG.warning("feed.epoch_begun", epoch=begun[0], cause=begun[1])
 
 
 async def _keep(_: object) -> None:
