@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, TypeVar
@@ -25,6 +25,7 @@ from app.store import artifacts, diagnoses, evidence, outputs, uploads
 from app.store.artifacts import Fenced
 from app.store.database import Connection
 from app.store.evidence import NewEvidence
+from app.store.leaks import Leak, note
 from app.store.leases import Key
 from app.store.outputs import NewOutput
 
@@ -40,7 +41,7 @@ class Recorded(Generic[R]):
 
 
 async def record_output(
-    conn: Connection, key: Key, lease_time: timedelta, new: NewOutput
+    conn: Connection, key: Key, lease_time: timedelta, new: NewOutput, leaks: Sequence[Leak] = ()
 ) -> Recorded[Output] | ServiceError:
     """Write an output once under a live lease. The same again is found, another one refused.
 
@@ -55,11 +56,17 @@ async def record_output(
             conn, fenced.attempt_id, new.artifact_id
         )
 
+    if leaks:
+        await note(conn, leaks)
     return await _under_fence(conn, key, lease_time, write)
 
 
 async def record_evidence(
-    conn: Connection, key: Key, lease_time: timedelta, new: NewEvidence
+    conn: Connection,
+    key: Key,
+    lease_time: timedelta,
+    new: NewEvidence,
+    leaks: Sequence[Leak] = (),
 ) -> Recorded[Evidence] | ServiceError:
     """Append an evidence once a request under a live lease. Locks the attempt."""
 
@@ -75,6 +82,8 @@ async def record_evidence(
             return OutputNotFound()
         return await _why_not(conn, fenced.attempt_id, new.artifact_id)
 
+    if leaks:
+        await note(conn, leaks)
     return await _under_fence(conn, key, lease_time, write)
 
 

@@ -17,7 +17,7 @@ from app.domain.errors import ServiceError
 from app.domain.ids import new_id
 from app.domain.records import Evidence, Output
 from app.handlers.counting import counted
-from app.handlers.masks import leaks_of, masked_fields, run_noted
+from app.handlers.masks import leaks_in, masked_fields
 from app.handlers.registry import Context, Registry
 from app.handlers.uploads import find_place, live_place
 from app.handlers.verification import settle_ticket
@@ -57,12 +57,11 @@ async def record_output(services: Services, command: RecordOutput) -> Recorded[O
             return _answered(services, place.attempt_id, earlier)
         await live_place(services, command)
         await settle_ticket(services, place.attempt_id, new.artifact_id, _VERIFY_SECONDS)
-        outcome = await run_noted(
-            services,
-            leaks_of([(command, kinds)], "output"),
+        leaks = leaks_in(command, kinds, "output")
+        outcome = await services.database.run(
             lambda conn: recordings.record_output(
-                conn, key_of(command), services.terms.lease_time, new
-            ),
+                conn, key_of(command), services.terms.lease_time, new, leaks
+            )
         )
         if failpoints.ARMED:
             await failpoints.hit("output.after_commit")
@@ -91,12 +90,11 @@ async def record_evidence(services: Services, command: RecordEvidence) -> Record
         await live_place(services, command)
         if new.artifact_id is not None:
             await settle_ticket(services, place.attempt_id, new.artifact_id, _VERIFY_SECONDS)
-        outcome = await run_noted(
-            services,
-            leaks_of([(command, kinds)], "evidence"),
+        leaks = leaks_in(command, kinds, "evidence")
+        outcome = await services.database.run(
             lambda conn: recordings.record_evidence(
-                conn, key_of(command), services.terms.lease_time, new
-            ),
+                conn, key_of(command), services.terms.lease_time, new, leaks
+            )
         )
         if failpoints.ARMED:
             await failpoints.hit("evidence.after_commit")
@@ -110,6 +108,7 @@ def _answered(
         raise outcome
     if not outcome.replayed:
         services.signals.wake(signals.attempt(attempt_id))
+        services.signals.wake(signals.FEED)
     return outcome
 
 

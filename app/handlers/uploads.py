@@ -29,11 +29,12 @@ from app.domain.errors import (
 from app.domain.ids import new_id
 from app.domain.lifecycle import UploadMethod
 from app.handlers.counting import counted
-from app.handlers.masks import Kinds, leaks_of, masked_fields, run_noted
+from app.handlers.masks import Kinds, leaks_in, masked_fields
 from app.handlers.verification import settle
 from app.services import Services
 from app.store import artifacts, diagnoses, uploads
 from app.store.database import Connection
+from app.store.leaks import note
 from app.store.uploads import NewTicket, Place, Ticket
 
 ISSUE = "artifact.issue"
@@ -161,15 +162,17 @@ async def _issue(
         part_bytes=part_bytes,
         known_key=known_key,
     )
-    key = key_of(command)
+    key, leaks = key_of(command), leaks_in(command, kinds, "artifact")
 
     async def issue(conn: Connection) -> Ticket | ServiceError | None:
+        if leaks:
+            await note(conn, leaks)
         lives, ticket = await uploads.issue_once(conn, key, new, services.terms.lease_time)
         if lives:
             return ticket
         return refusal(key, (await diagnoses.diagnose(conn, [key.lease_id])).get(key.lease_id))
 
-    outcome = await run_noted(services, leaks_of([(command, kinds)], "artifact"), issue)
+    outcome = await services.database.run(issue)
     if isinstance(outcome, ServiceError):
         raise outcome
     return outcome
