@@ -12,7 +12,7 @@ export UV_PYTHON_DOWNLOADS := never
 option = $(if $(filter command,$(origin $(1))),--$(2) "$($(1))")
 STACK = $(call option,NAME,name)
 
-.PHONY: help run demo install install-dev test test-thorough test-kill test-slow check format docs bench clean lock
+.PHONY: help run demo install install-dev test test-thorough test-kill test-storage test-slow check format docs bench clean lock
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo 'make demo-lost  the runner dies half-way; also demo-cancel, demo-stuck'
 	@echo 'make test       all tests, on real parts; T=tests/... for some'
 	@echo 'make test-thorough   every rule in depth; test-kill: it is killed; test-slow: full sizes'
+	@echo 'make test-storage ENDPOINT=... BUCKET=... ACCESS_KEY_ID=... SECRET_ACCESS_KEY=...   your store'
 	@echo 'make check      style, types, import rules'
 	@echo 'make docs       the generated reference'
 	@echo 'make bench      measurements on this machine; also bench-start, bench-claim, ...'
@@ -47,6 +48,14 @@ test-thorough: install-dev
 
 test-kill: install-dev
 	@exec $(PY) -m pytest -m 'kill and not slow' $(or $(T),tests)
+
+# The tests of storage against any S3 endpoint; docs/storage.md has examples.
+test-storage: install-dev
+	@STORAGE_TEST_ENDPOINT='$(ENDPOINT)' STORAGE_TEST_BUCKET='$(BUCKET)' \
+	STORAGE_TEST_ACCESS_KEY_ID='$(ACCESS_KEY_ID)' \
+	STORAGE_TEST_SECRET_ACCESS_KEY='$(SECRET_ACCESS_KEY)' \
+	STORAGE_TEST_OBJECTS='$(or $(OBJECTS),{})' \
+	$(PY) -m pytest -m '' tests/artifacts
 
 test-slow: install-dev
 	@exec $(PY) -m pytest -m slow $(or $(T),tests)

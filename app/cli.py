@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 if TYPE_CHECKING:
+    from app.commands.audit import Finding
     from app.embedded.home import Home
     from app.settings import Settings
 
@@ -111,51 +112,32 @@ def _database_url(environ: Mapping[str, str]) -> str:
 
 
 @cli.command("check-config")
-def check_config() -> None:
+@click.option("--objects", is_flag=True, help="Try instead what the object store can do.")
+def check_config(*, objects: bool) -> None:
     """Show every setting with its value and where it came from; secrets are hidden."""
     settings = _settings()
-    for name, value in _flat(settings):
-        click.echo(f"{name} = {value}  ({_source(name, os.environ)})")
+    if objects:
+        _check_objects(settings)
+    from app.settings.showing import lines  # noqa: PLC0415
+
+    for line in lines(settings, os.environ):
+        click.echo(line)
 
 
-def _flat(settings: Settings) -> list[tuple[str, str]]:
-    """Dotted name and shown value of every setting."""
-    rows = []
-    for group_name in type(settings).model_fields:
-        group = getattr(settings, group_name)
-        fields = getattr(type(group), "model_fields", None)
-        if fields is None:
-            rows.append((group_name, _shown(group)))
-        else:
-            rows += [(f"{group_name}.{f}", _shown(getattr(group, f))) for f in fields]
-    return rows
+def _check_objects(settings: Settings) -> NoReturn:
+    """Try the store. Exit status 1: the service would not work with it as it is set."""
+    import asyncio  # noqa: PLC0415
 
+    from app.domain.errors import ObjectStoreUnavailable  # noqa: PLC0415
+    from app.objects.report import report_on  # noqa: PLC0415
 
-def _shown(value: Any) -> str:
-    """A value for a person: secrets hidden, groups and lists as JSON."""
-    from pydantic import SecretStr, TypeAdapter  # noqa: PLC0415
-
-    if isinstance(value, SecretStr):
-        return "(hidden)"
-    if value is None:
-        return "(unset)"
-    if isinstance(value, dict) and any(isinstance(v, SecretStr) for v in value.values()):
-        return ", ".join(f"{key}: (hidden)" for key in value)
-    if isinstance(value, (dict, tuple)):
-        return TypeAdapter(Any).dump_json(value).decode()
-    return str(value)
-
-
-def _source(name: str, environ: Mapping[str, str]) -> str:
-    """Which variable gave the setting its value."""
-    full = "EXECUTION_PLANE_" + name.replace(".", "__").upper()
-    group = full.split("__")[0]
-    for variable in (full, f"{full}_FILE"):
-        if variable in environ:
-            return variable
-    if any(variable.startswith(f"{full}__") for variable in environ):
-        return f"{full}__*"
-    return group if group in environ else "default"
+    try:
+        report = asyncio.run(report_on(settings.objects))
+    except ObjectStoreUnavailable as error:
+        _fail(f"The object store does not answer: {error.__cause__}", status=NOT_REACHABLE)
+    for line in report.lines:
+        click.echo(line)
+    sys.exit(not report.usable)
 
 
 @cli.command()
@@ -164,7 +146,11 @@ def _source(name: str, environ: Mapping[str, str]) -> str:
     "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
     help="Name at most so many violations a check.",
 )  # fmt: skip
-def audit(output: str, limit: int) -> None:
+@click.option(
+    "--objects", is_flag=True,
+    help="Ask the store for every object too; needs all of the service's settings.",
+)  # fmt: skip
+def audit(*, output: str, limit: int, objects: bool) -> None:
     """Check everything stored against what must hold of it.
 
     Reads one snapshot and writes nothing; the service may be at work. Needs
@@ -188,12 +174,27 @@ def audit(output: str, limit: int) -> None:
         _fail(f"This is no database of this version of the service: {error}.")
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         _fail(f"The database does not answer: {error}", status=NOT_REACHABLE)
+    if objects:
+        findings.append(_audit_store(_settings(), limit))
     if output == "json":
         click.echo(json.dumps(auditor.document(findings)))
     else:
         for line in auditor.lines(findings):
             click.echo(line)
     sys.exit(any(finding.violations for finding in findings))
+
+
+def _audit_store(settings: Settings, limit: int) -> Finding:
+    """Whether every artifact has its object."""
+    import asyncio  # noqa: PLC0415
+
+    from app.commands.audit_objects import audit_store  # noqa: PLC0415
+    from app.domain.errors import ServiceError  # noqa: PLC0415
+
+    try:
+        return asyncio.run(audit_store(settings, limit=limit))
+    except ServiceError as error:
+        _fail(f"The objects cannot be audited: {error.detail}", status=NOT_REACHABLE)
 
 
 # --- development ---------------------------------------------------------------------------------

@@ -12,7 +12,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api import batches, control, dead_letters, events, health, operator, push, runner
+from app.api import (
+    artifacts,
+    batches,
+    control,
+    dead_letters,
+    events,
+    health,
+    operator,
+    push,
+    runner,
+)
 from app.api.bodies import pointer
 from app.api.dispatch import Dispatcher
 from app.api.docs import add_docs
@@ -66,6 +76,8 @@ def create_app(services: Services, registry: Registry | None = None) -> FastAPI:
         operator.writes,
         dead_letters.router,
         runner.router,
+        artifacts.writes,
+        artifacts.reads,
         push.router,
         health.router,
     ):

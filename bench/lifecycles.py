@@ -1,4 +1,4 @@
-"""`make bench-lifecycles`: whole lives over HTTP, and each route of them, beside servers that do nothing.
+"""`make bench-lifecycles`: whole lives over HTTP, beside servers that do nothing.
 
 One service process, PostgreSQL, the S3 server and the load generator share this machine. A life is
 create, claim, start, one heartbeat and complete. In one run: what the generator reaches against a
@@ -41,7 +41,8 @@ class Fleet:
     def __init__(self, parts: Parts, url: str) -> None:
         self.url = url
         self.tokens = {
-            role: parts.issuer.mint(ACCOUNTS[role], AUDIENCE) for role in ("runner", "control-plane")
+            role: parts.issuer.mint(ACCOUNTS[role], AUDIENCE)
+            for role in ("runner", "control-plane")
         }
 
     async def wire(self, role: str, times: Times) -> Wire:
@@ -186,9 +187,7 @@ async def bare(kind: str, seconds: float, connections: int) -> tuple[float, floa
     try:
         for _ in range(200):
             try:
-                wires = [
-                    await Wire(f"http://127.0.0.1:{port}").open() for _ in range(connections)
-                ]
+                wires = [await Wire(f"http://127.0.0.1:{port}").open() for _ in range(connections)]
                 break
             except OSError:
                 await asyncio.sleep(0.05)

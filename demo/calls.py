@@ -42,7 +42,7 @@ class Answer:
     @property
     def ok(self) -> bool:
         """It was done."""
-        return self.status == http.client.OK
+        return self.status in {http.client.OK, http.client.CREATED}
 
     @property
     def reason(self) -> str:

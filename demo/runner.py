@@ -6,7 +6,8 @@
 
 This folder is all of it and is meant to be copied; docs/runner-protocol.md has the rules that it
 keeps. A job's specification is {"script": "..."} or {"command": "..."}; a line with "step 2 of 5"
-in its output is its progress. The first SIGTERM or Ctrl-C lets the job end and takes no other one;
+in its output is its progress, and a file that it leaves in the folder "outputs" is an output of the
+attempt. The first SIGTERM or Ctrl-C lets the job end and takes no other one;
 the second one ends the job too.
 """
 
@@ -24,8 +25,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import IO, Any
 
+import outputs
 from calls import CALL_SECONDS, Answer, Api, Token, say
 from work import Work
 
@@ -158,8 +161,13 @@ class Job:
             pipes = {"stdout": work.process.stdout, "stderr": work.process.stderr}
             streams = [Stream(self, name, pipe) for name, pipe in pipes.items() if pipe]
             code = work.wait(self._seconds_left())
-        ended_at = time.monotonic()
-        self._past_at = ended_at + 2 * LOG_SECONDS
+            ended_at = time.monotonic()
+            self._past_at = ended_at + 2 * LOG_SECONDS
+            if Path(folder, outputs.FOLDER).is_dir() and not work.ended_by:
+                self._tell(phase="uploading_artifacts")
+                outputs.record(
+                    self._api, self.path, self.lease_token, Path(folder), code, self.is_past
+                )
         self._tell(phase="completing")
         for stream in streams:
             stream.sending.join(max(ended_at + LOG_SECONDS - time.monotonic(), 0))

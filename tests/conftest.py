@@ -31,7 +31,7 @@ TEMPLATE = "template_execution_plane"
 # Folders whose tests take long, by the marker that keeps them out of `make test`.
 _APART = {
     "kill": ("kill",),
-    "thorough": ("demo", "embedded", "feed", "lifecycle", "masking", "push"),
+    "thorough": ("artifacts", "demo", "embedded", "feed", "lifecycle", "masking", "push"),
 }
 
 
@@ -98,7 +98,10 @@ async def fresh_database(make_database) -> str:
     return await make_database()
 
 
-_KEPT = {"alembic_version", "placement_class_versions", "feed_epochs", "service_ticks", "leaders"}
+_KEPT = {
+    *("alembic_version", "placement_class_versions", "feed_epochs", "service_ticks", "leaders"),
+    "installation",
+}
 
 
 @pytest.fixture
@@ -161,6 +164,7 @@ def environment(database: str, objects, issuer, **more: object) -> dict[str, str
         "KEYS__SECRETS": {"k1": "a secret of the tests, long enough to be one"},
         "PUSH__SUBSCRIPTIONS": {SUBSCRIPTION: PUSH_HANDLERS},
         "TELEMETRY__ACCESS_LOG": "false",
+        **getattr(objects, "variables", {}),
         **more,
     }
     return {

@@ -1,6 +1,7 @@
 """What callers do, in their own verbs, over the real HTTP application."""
 
 import base64
+import hashlib
 import json
 from typing import Any
 from uuid import uuid4
@@ -83,6 +84,7 @@ class Held:
         self.token = claimed["lease_token"]
         self.continuation = claimed["continuation"]
         self.sequence = 0
+        self.artifact_id = ""
 
     @property
     def id(self) -> str:
@@ -121,6 +123,56 @@ class Held:
             headers={"Lease-Token": self.token},
             content=data,
         )
+
+    async def call(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """A call below the lease, with its token."""
+        headers = {"Lease-Token": self.token, **more.pop("headers", {})}
+        return await self.runner.call(
+            method, f"/v1/leases/{self.id}{path}", headers=headers, **more
+        )
+
+    async def try_ticket(self, body: bytes, **fields: Any) -> httpx.Response:
+        return await self.call("POST", "/artifacts", json=announced(body, **fields))
+
+    async def ticket(self, body: bytes, **fields: Any) -> dict[str, Any]:
+        answer = await self.try_ticket(body, **fields)
+        assert answer.status_code in {200, 201}, answer.text
+        return answer.json()
+
+    async def send(self, ticket: dict[str, Any], body: bytes) -> httpx.Response:
+        """Send the body through the service."""
+        return await self.call("PUT", f"/artifacts/{ticket['artifact_id']}/content", content=body)
+
+    async def upload(self, body: bytes, **fields: Any) -> str:
+        """The id of an artifact whose body is there."""
+        ticket = await self.ticket(body, **fields)
+        answer = await self.send(ticket, body)
+        assert answer.status_code == 200, answer.text
+        return ticket["artifact_id"]
+
+    async def output(self, name: str, artifact_id: str, **fields: Any) -> httpx.Response:
+        body = {"name": name, "output_type": "json", "artifact_id": artifact_id, **fields}
+        return await self.call("POST", "/outputs", json=body)
+
+    async def evidence(self, **fields: Any) -> httpx.Response:
+        body = {
+            "request_id": str(uuid4()),
+            "evidence_type": "probe",
+            "status": "passed",
+            "subject_ref": "host-1",
+            **fields,
+        }
+        return await self.call("POST", "/evidence", json=body)
+
+
+def announced(body: bytes, **fields: Any) -> dict[str, Any]:
+    """The request for a ticket for this body."""
+    return {
+        "request_id": str(uuid4()),
+        "byte_size": len(body),
+        "digest": f"sha256:{hashlib.sha256(body).hexdigest()}",
+        **fields,
+    }
 
 
 class RunnerClient(Caller):

@@ -48,3 +48,26 @@ REPORT_STATUS: dict[str, Any] = {
     "status": "ready",
     "capacity_total": 1,
 }
+
+UPLOAD_ARTIFACT: dict[str, Any] = {
+    "request_id": "5c2a6c0e-1c53-4ff0-8f4e-3f3f9d7d2b03",
+    "name": "plan.json",
+    "content_type": "application/json",
+    "byte_size": 2,
+    "digest": "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
+    "retention_class": "normal",
+}
+
+RECORD_OUTPUT: dict[str, Any] = {
+    "name": "plan",
+    "output_type": "json",
+    "artifact_id": "019b0d5c-1c53-7ff0-8f4e-3f3f9d7d2b04",
+    "schema_ref": "https://example.com/schemas/plan-1.json",
+}
+
+RECORD_EVIDENCE: dict[str, Any] = {
+    "request_id": "5c2a6c0e-1c53-4ff0-8f4e-3f3f9d7d2b05",
+    "evidence_type": "probe",
+    "status": "passed",
+    "subject_ref": "https://web-7.example.com/healthz",
+}

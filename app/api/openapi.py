@@ -21,6 +21,9 @@ _FROM_PATH = {
     "Heartbeat": ("lease_id", "lease_token"),
     "ReleaseLease": ("lease_id", "lease_token"),
     "CompleteLease": ("lease_id", "lease_token"),
+    "UploadArtifact": ("lease_id", "lease_token"),
+    "RecordOutput": ("lease_id", "lease_token"),
+    "RecordEvidence": ("lease_id", "lease_token"),
 }
 """Fields that REST takes from the path or a header, and push from the message."""
 

@@ -27,15 +27,20 @@ from app.domain import jsontext
 from app.domain.lifecycle import (
     FORCED_CATEGORY,
     JOB_TYPE_PATTERN,
+    EvidenceStatus,
+    EvidenceType,
     FailureCategory,
     LogStream,
     Outcome,
+    OutputType,
     Phase,
+    RetentionClass,
     RunnerKind,
     RunnerStatus,
 )
 
 MAX_MESSAGE_BYTES = 4096
+MAX_NAME_LENGTH = 200
 MAX_SPEC_BYTES = 256 * 1024
 MAX_RESULT_BYTES = 16 * 1024
 
@@ -309,3 +314,77 @@ class AppendLog(UnderLease):
     """The raw bytes."""
     final: bool = False
     """Nothing follows in this stream."""
+
+
+ContentType = Annotated[
+    str,
+    StringConstraints(
+        max_length=200,
+        pattern=r"^[A-Za-z0-9!#$&^_.+-]{1,80}/[A-Za-z0-9!#$&^_.+-]{1,80}"
+        r"(; ?charset=[A-Za-z0-9._-]{1,30})?$",
+    ),
+]
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+ReportedName = Annotated[
+    str, BeforeValidator(_cleaned), StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH)
+]
+Subject = Annotated[
+    str, BeforeValidator(_cleaned), StringConstraints(min_length=1, max_length=1000)
+]
+
+
+class UploadArtifact(UnderLease):
+    """Ask to upload the body of an artifact. Something must name it before it is kept."""
+
+    request_id: UUID
+    """New for every artifact; a repeat gives the same ticket with fresh addresses."""
+    name: ReportedName | None = None
+    """For people, such as a file's name."""
+    content_type: ContentType = "application/octet-stream"
+    """What it is, as a media type."""
+    byte_size: Count
+    """Its exact size."""
+    digest: Digest
+    """`sha256:` and the SHA-256 of its bytes in small hex letters."""
+    retention_class: RetentionClass = RetentionClass.NORMAL
+    """How long it is kept."""
+
+
+class FindArtifact(UnderLease):
+    """Name one of the lease's artifacts."""
+
+    artifact_id: UUID
+    """The id that the ticket gave."""
+
+
+class RecordOutput(UnderLease):
+    """Say what the work produced: an artifact under a name, once."""
+
+    name: ReportedName
+    """Its name, unique within the attempt."""
+    output_type: OutputType
+    """Its form."""
+    artifact_id: UUID
+    """The artifact that holds it: a ticket whose body was uploaded, or one recorded before."""
+    schema_ref: (
+        Annotated[str, BeforeValidator(_cleaned), StringConstraints(min_length=1, max_length=500)]
+        | None
+    ) = None
+    """What its content keeps to, if anything."""
+
+
+class RecordEvidence(UnderLease):
+    """Say what shows that a condition holds or does not. It is appended and never changed."""
+
+    request_id: UUID
+    """New for every evidence; a repeat of the same one has no second effect."""
+    evidence_type: EvidenceType
+    """Its form."""
+    status: EvidenceStatus
+    """What it shows."""
+    subject_ref: Subject
+    """What it is about."""
+    artifact_id: UUID | None = None
+    """The artifact that shows it: a ticket whose body was uploaded, or one recorded before."""
+    output_id: UUID | None = None
+    """The output of this attempt that it is about."""

@@ -236,6 +236,27 @@ class ArtifactState(StrEnum):
     REMOVING = "removing"
 
 
+class UploadMethod(StrEnum):
+    """How the body of an artifact comes into the store.
+
+    `single`: one signed request, bound to size and digest; `parts`: several; `service`: through
+    this service; `known`: not at all, the operation has these bytes already.
+    """
+
+    SINGLE = "single"
+    PARTS = "parts"
+    SERVICE = "service"
+    KNOWN = "known"
+
+
+class UploadEnd(StrEnum):
+    """Why a ticket is closed: it became an artifact, it was given up, or its body was wrong."""
+
+    RECORDED = "recorded"
+    EXPIRED = "expired"
+    MISMATCH = "mismatch"
+
+
 def is_terminal(status: Status) -> bool:
     """True for a status that nothing leaves."""
     return not TRANSITIONS[status]

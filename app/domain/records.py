@@ -9,11 +9,16 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Json
 
 from app.domain.lifecycle import (
+    ArtifactState,
     EventType,
+    EvidenceStatus,
+    EvidenceType,
     FailureCategory,
     LeaseStatus,
     LogStream,
+    OutputType,
     Phase,
+    RetentionClass,
     RunnerKind,
     RunnerStatus,
     Status,
@@ -175,6 +180,83 @@ class LogRef(Record):
     """The object that holds it."""
     created_at: datetime
     """When it was stored."""
+
+
+class Artifact(Record):
+    """A body in the object store that something of an attempt points at."""
+
+    id: UUID
+    """Made by this service with the ticket."""
+    attempt_id: UUID
+    """The attempt."""
+    operation_id: UUID
+    """The operation of that attempt."""
+    name: str | None
+    """What its runner called it."""
+    content_type: str
+    """What it is, as a media type."""
+    digest: str
+    """`sha256:` and the SHA-256 of its bytes."""
+    byte_size: int
+    """Its size."""
+    retention_class: RetentionClass
+    """How long it is kept."""
+    state: ArtifactState
+    """`ready`, or `removing`: its body cannot be read any more."""
+    storage: str
+    """The kind of store."""
+    bucket: str
+    """The bucket."""
+    key: str
+    """The object in it. Several artifacts of one operation may share one."""
+    created_at: datetime
+    """When it was recorded."""
+    expires_at: datetime | None
+    """When it may be removed; unset: by its class."""
+    held_at: datetime | None
+    """Since when it may not be removed."""
+
+
+class Output(Record):
+    """What an attempt produced, under a name."""
+
+    id: UUID
+    """Made by this service."""
+    attempt_id: UUID
+    """The attempt."""
+    name: str
+    """Unique within the attempt."""
+    output_type: OutputType
+    """Its form."""
+    artifact_ref_id: UUID
+    """The artifact that holds it."""
+    schema_ref: str | None
+    """What its content keeps to."""
+    digest: str
+    """The artifact's digest."""
+    created_at: datetime
+    """When it was recorded."""
+
+
+class Evidence(Record):
+    """What shows that a condition holds or does not."""
+
+    id: UUID
+    """Made by this service."""
+    attempt_id: UUID
+    """The attempt."""
+    output_ref_id: UUID | None
+    """The output that it is about."""
+    evidence_type: EvidenceType
+    """Its form."""
+    status: EvidenceStatus
+    """What it shows."""
+    subject_ref: str
+    """What it is about."""
+    artifact_ref_id: UUID | None
+    """The artifact that shows it."""
+    recorded_at: datetime
+    """When it was recorded."""
 
 
 class Runner(Record):

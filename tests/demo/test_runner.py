@@ -164,6 +164,27 @@ async def test_job_is_done_and_its_output_is_stored_byte_for_byte(world):
     assert (50, "step 3 of 4: go") in [(b["progress_percent"], b["message"]) for b in beats]
 
 
+async def test_files_that_a_job_leaves_are_its_outputs(world):
+    world.run()
+    script = """mkdir outputs; cd outputs; echo '{"changed": 3}' > plan.json; printf '\\0' > raw"""
+
+    attempt_id = await world.create(script)
+    attempt = await world.ended(attempt_id)
+
+    assert attempt["status"] == "succeeded"
+    found = await world.control.list_of(attempt_id, "outputs")
+    assert [(one["name"], one["output_type"]) for one in found] == [
+        ("plan.json", "json"),
+        ("raw", "binary"),
+    ]
+    content = await world.control.call(
+        "GET", f"/v1/artifacts/{found[0]['artifact_ref_id']}/content"
+    )
+    assert content.content == b'{"changed": 3}\n'
+    [evidence] = await world.control.list_of(attempt_id, "evidence")
+    assert (evidence["status"], evidence["evidence_type"]) == ("passed", "assertion")
+
+
 async def test_command_that_fails_is_told_with_its_exit_code_and_the_next_one_is_taken(world):
     failing = await world.create("echo oh; exit 7")
     nonsense = (await world.control.create(job_spec_ref={"playbook": "x"}))["id"]

@@ -25,6 +25,9 @@ async def lives(world, clock) -> dict[str, str]:
     done = await world.running(concurrency_key=new_key())
     await done.beat(phase="executing")
     await done.log(b"one\n", 0)
+    artifact_id = await done.upload(b"what it made")
+    output = (await done.output("made", artifact_id)).json()["output"]
+    await done.evidence(artifact_id=artifact_id, output_id=output["id"])
     await done.complete()
     await done.log(b"its last words\n", 4)
 
@@ -126,6 +129,11 @@ FIRST_LEASE = (
 HOLD_OF_DONE = (
     "INSERT INTO concurrency_holds SELECT concurrency_key, id, 1, leased_at, finished_at "
     "FROM execution_attempts WHERE id = '{done}'"
+)
+OF_ANOTHER_OPERATION = (
+    "INSERT INTO artifact_refs SELECT (r).* FROM (SELECT jsonb_populate_record(a, "
+    "jsonb_build_object('id', gen_random_uuid(), 'operation_id', gen_random_uuid())) AS r "
+    "FROM artifact_refs a LIMIT 1) s"
 )
 
 FAULTS: dict[str, list[str]] = {
@@ -274,6 +282,31 @@ FAULTS: dict[str, list[str]] = {
         attempt("limit_at = limit_at + interval '1 s'", "other"),
         attempt("limit_at = NULL", "queued"),
         attempt("limit_at = clock_fact()", "done"),
+    ],
+    "points-within": [
+        "UPDATE runner_output_refs SET attempt_id = '{other}'",
+        "UPDATE runner_output_refs SET artifact_ref_id = gen_random_uuid()",
+        "UPDATE runner_output_refs SET digest = 'sha256:' || repeat('0', 64)",
+        "UPDATE evidence_refs SET artifact_ref_id = gen_random_uuid()",
+        "UPDATE evidence_refs SET output_ref_id = gen_random_uuid()",
+        "UPDATE raw_log_refs SET attempt_id = '{other}'",
+    ],
+    "artifacts-made": [
+        "UPDATE artifact_uploads SET closed_reason = NULL, closed_at = NULL",
+        "UPDATE artifact_uploads SET closed_reason = 'expired'",
+        "UPDATE artifact_uploads SET verified_at = NULL",
+        "UPDATE artifact_uploads SET byte_size = byte_size + 1",
+        "UPDATE artifact_uploads SET key = key || '-2'",
+    ],
+    "one-object": [
+        "UPDATE artifact_refs SET key = 'the same'",
+        OF_ANOTHER_OPERATION,
+    ],
+    "recorded-told": [
+        forget("done", "output_recorded"),
+        forget("done", "evidence_recorded"),
+        forget("done", "artifact_created"),
+        event("payload = payload - 'output_id'", "done", "output_recorded"),
     ],
 }
 EACH = [(name, number) for name in FAULTS for number in range(len(FAULTS[name]))]

@@ -68,6 +68,9 @@ async def picture(sql: asyncpg.Connection) -> dict[str, list[dict[str, object]]]
         "log_streams": "TRUE",
         "raw_log_refs": "TRUE",
         "artifact_refs": "TRUE",
+        "artifact_uploads": "TRUE",
+        "runner_output_refs": "TRUE",
+        "evidence_refs": "TRUE",
         "concurrency_holds": "TRUE",
     }
     return {
