@@ -186,6 +186,7 @@ runner_leases = sa.Table(
     at_("check_at", null=False),
     text_("completion_digest", null=True),
     at_("late_word_at"),
+    int_("log_chunks", default="0"),
     sa.UniqueConstraint("attempt_id", "lease_number"),
     one_of("status", lc.LeaseStatus),
     one_of("phase", lc.Phase),
