@@ -1,13 +1,13 @@
 """Logs: the order in which chunks came, where in an object they lie, and where a log was cut off.
 
 Revision ID: 0005
-Revises: 0001
+Revises: 0002
 """
 
 from alembic import op
 
 revision = "0005"
-down_revision = "0001"
+down_revision = "0002"
 branch_labels = None
 depends_on = None
 

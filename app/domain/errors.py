@@ -57,6 +57,10 @@ class RequestInvalid(ServiceError):
         self.errors = tuple(errors)
 
 
+class SecretInRequest(RequestInvalid):
+    """The request holds what looks like a secret; name it by a reference instead."""
+
+
 class BodyNotJson(ServiceError):
     """The body is not a JSON document."""
 
@@ -219,7 +223,7 @@ class LogChunkTooLarge(ServiceError):
 
 
 class LogLimitReached(ServiceError):
-    """The attempt's log limit is reached; nothing further is stored."""
+    """The attempt's log limit is reached; nothing further is stored. Stop sending this log."""
 
 
 # --- concurrency keys ----------------------------------------------------------------------------
@@ -292,6 +296,10 @@ class DatabaseUnavailable(ServiceError):
 
 class OutcomeUnknown(ServiceError):
     """It is not known whether the request took effect; repeat it as it was."""
+
+
+class MaskingUnavailable(ServiceError):
+    """Whether this holds a secret cannot be told at the moment; try again."""
 
 
 class ObjectStoreUnavailable(ServiceError):
