@@ -19,7 +19,7 @@ UP = (
     """\
 CREATE INDEX log_streams_unmerged_idx ON log_streams (created_at) WHERE merged_at IS NULL""",
     "ALTER TABLE raw_log_refs ADD COLUMN arrival_number INTEGER",
-    "ALTER TABLE raw_log_refs ADD COLUMN object_offset BIGINT DEFAULT 0 NOT NULL",
+    "ALTER TABLE raw_log_refs ADD COLUMN object_offset BIGINT DEFAULT '0'::bigint NOT NULL",
     """\
 UPDATE raw_log_refs r SET arrival_number = n.arrival_number FROM (
     SELECT id, row_number() OVER (PARTITION BY attempt_id, lease_number

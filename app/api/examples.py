@@ -48,3 +48,10 @@ REPORT_STATUS: dict[str, Any] = {
     "status": "ready",
     "capacity_total": 1,
 }
+
+APPEND_LOG: dict[str, Any] = {
+    "offset": 0,
+    "final": False,
+    "mask": ["correct-horse-9"],
+    "data_base64": "bG9naW4gY29ycmVjdC1ob3JzZS05IG9rCg==",
+}

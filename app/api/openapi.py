@@ -21,6 +21,7 @@ _FROM_PATH = {
     "Heartbeat": ("lease_id", "lease_token"),
     "ReleaseLease": ("lease_id", "lease_token"),
     "CompleteLease": ("lease_id", "lease_token"),
+    "AppendLogMessage": ("lease_id", "lease_token", "stream"),
 }
 """Fields that REST takes from the path or a header, and push from the message."""
 

@@ -15,6 +15,8 @@ from app.domain.payloads import outline
 
 MAX_KEPT_BYTES = 64 * 1024
 PROOF = "lease_token"
+_NEVER_KEPT = {PROOF, "mask", "mask_base64", "data_base64"}
+"""Of a command under a lease: its proof, the secrets that it names, and a log as it was printed."""
 
 Mask = Callable[[Any], Any]
 """A masked copy of a JSON value: equal to the value if there was no secret in it."""
@@ -35,7 +37,7 @@ def keep(data: Any, mask: Mask, *, under_lease: bool = False) -> Kept:
     redrivable, whether its handler says so (`under_lease`) or its data holds a lease token.
     """
     if isinstance(data, dict) and PROOF in data:
-        data = {name: value for name, value in data.items() if name != PROOF}
+        data = {name: value for name, value in data.items() if name not in _NEVER_KEPT}
         under_lease = True
     masked = mask(data)
     text = json.dumps(masked)

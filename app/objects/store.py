@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 64 * 1024
 _FAILURES = (BotoCoreError, ClientError, OSError, TimeoutError)
+
+
+_GONE = ("NoSuchKey", "404", "NotFound")
+
+
+def is_gone(error: ObjectStoreUnavailable) -> bool:
+    """Whether the store answered that there is no such object, and did not fail otherwise."""
+    cause = error.__cause__
+    return isinstance(cause, ClientError) and cause.response["Error"].get("Code") in _GONE
 
 
 class ObjectStore:
@@ -87,7 +96,7 @@ class ObjectStore:
 
     async def read(
         self, full_key: str, first: int | None = None, last: int | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The bytes from `first` to `last` inclusive, in pieces. Raises ObjectStoreUnavailable."""
         extra: dict[str, Any] = {}
         if first is not None or last is not None:

@@ -1,4 +1,4 @@
-"""Statements that append to log streams: `log_streams` is the only authority on what was accepted."""
+"""Statements that append to logs: `log_streams` is the only authority on what was accepted."""
 
 from __future__ import annotations
 
