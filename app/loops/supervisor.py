@@ -20,6 +20,7 @@ from app.loops.keep_keys import KeepKeys
 from app.loops.leader import RENEW_SECONDS, Leader
 from app.loops.loop import Loop
 from app.loops.make_partitions import MakePartitions
+from app.loops.merge_logs import MergeLogs
 from app.loops.tick import Tick
 from app.services import Services
 
@@ -32,7 +33,7 @@ def loops_of(role: str) -> list[Loop]:
     """The loops that a process of this role runs."""
     ticking: list[Loop] = [Tick()] if role in {"api", "all"} else []
     sweeping: list[Loop] = (
-        [EndDue(), KeepKeys(), MakePartitions(), ForgetClasses(), ForgetMessages()]
+        [EndDue(), KeepKeys(), MakePartitions(), ForgetClasses(), ForgetMessages(), MergeLogs()]
         if role in {"scheduler", "all"}
         else []
     )

@@ -186,9 +186,9 @@ runner_leases = sa.Table(
     at_("check_at", null=False),
     text_("completion_digest", null=True),
     at_("late_word_at"),
-    int_("log_chunks", default="0"),
     # What the timeline has been told of: "source:kind". NULL for nearly every lease.
     sa.Column("masked", ARRAY(sa.Text), nullable=True),
+    int_("log_chunks", default="0"),
     sa.UniqueConstraint("attempt_id", "lease_number"),
     one_of("status", lc.LeaseStatus),
     one_of("phase", lc.Phase),

@@ -33,10 +33,10 @@ service_ticks = sa.Table(
     metadata,
     sa.Column("one_row", sa.Boolean, primary_key=True, server_default="true"),
     at_("last_tick_at", null=False),
-    at_("outage_began_at"),
     at_("outage_ended_at"),
     at_("breaker_began_at"),
     at_("breaker_ended_at"),
+    at_("outage_began_at"),
     sa.CheckConstraint("one_row", name="one_row"),
     **with_(fillfactor=10),
 )
