@@ -86,7 +86,7 @@ async def _search_view(
                 hits.append(_hit(layout, line))
                 if len(hits) == limit:
                     return hits, Place(start.stream, *searching.place)
-            if loop.time() > deadline:
+            if loop.time() > deadline and searching.place[0] > start.offset:
                 return hits, Place(start.stream, *searching.place)
     for line in searching.feed(b"", final=True):
         hits.append(_hit(layout, line))

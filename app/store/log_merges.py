@@ -28,7 +28,7 @@ _LIST_READY = f"""
 -- log_merges.list_ready
 SELECT s.attempt_id, s.lease_number, s.stream
 FROM log_streams s JOIN execution_attempts a ON a.id = s.attempt_id
-WHERE s.merged_at IS NULL AND a.finished_at < clock_now() - $2::interval
+WHERE s.merged_at IS NULL AND a.finished_at <= clock_now() - $2::interval
     AND NOT EXISTS (SELECT FROM runner_leases l WHERE l.attempt_id = s.attempt_id
         AND (l.status = 'active' OR clock_now() < {grace_ends_at("$2::interval", "$1::interval")}))
 ORDER BY s.created_at LIMIT $3

@@ -8,7 +8,7 @@ from tests.lifecycle.world import World
 from tests.logs.world import send
 
 MIB = 1 << 20
-LINE = b"x" * 99 + b"\n"
+LINE = b"a line of a log, and it is a hundred bytes long: " + b"-" * 50 + b"\n"
 
 
 def under(held: Held, http, runner_token) -> Held:
@@ -56,16 +56,16 @@ async def test_log_is_kept_to_the_limit_and_then_refused_for_good(small, small_r
 
 
 async def test_limit_is_told_once_an_attempt_and_marked_in_every_stream(small, small_reader):
-    await small.log(LINE * 10_480, 0)
+    await small.log(LINE * 10_485, 0)
     for _ in range(2):
         for stream in ("stdout", "stderr"):
-            answer = await small.log(LINE * 10, 1_048_000 if stream == "stdout" else 0, stream)
+            answer = await small.log(LINE * 10, 1_048_500 if stream == "stdout" else 0, stream)
             assert answer.status_code == 413
 
     told = [e for e in await small_reader.events(small.attempt_id) if "trunc" in e["event_type"]]
     assert [event["payload"]["stream"] for event in told] == ["stdout"]
     assert told[0]["payload"]["limit_bytes"] == MIB
-    assert told[0]["payload"]["next_offset"] == 1_048_000
+    assert told[0]["payload"]["next_offset"] == 1_048_500
     answer = await small_reader.call("GET", f"/v1/attempts/{small.attempt_id}/logs")
     states = answer.json()["streams"]
     assert {one["stream"]: one["truncated"] for one in states} == {"stdout": True, "stderr": True}
@@ -75,16 +75,16 @@ async def test_limit_is_told_once_an_attempt_and_marked_in_every_stream(small, s
 
 
 async def test_repeat_of_what_is_stored_is_answered_beyond_the_limit_too(small):
-    await small.log(LINE * 10_480, 0)
-    await small.log(LINE * 10, 1_048_000)
+    await small.log(LINE * 10_485, 0)
+    await small.log(LINE * 10, 1_048_500)
 
-    repeated = await small.log(LINE * 10_480, 0)
+    repeated = await small.log(LINE * 10_485, 0)
 
-    assert (repeated.status_code, repeated.json()["next_offset"]) == (200, 1_048_000)
+    assert (repeated.status_code, repeated.json()["next_offset"]) == (200, 1_048_500)
 
 
 async def test_sender_without_line_ends_reaches_the_limit_too(small, small_reader):
-    at, data = 0, b"y" * (2 * MIB)
+    at, data = 0, b"Q" * (2 * MIB)
     while True:
         answer = await small.log(data[at : at + 300_000], at)
         if answer.status_code != 200:
@@ -94,7 +94,7 @@ async def test_sender_without_line_ends_reaches_the_limit_too(small, small_reade
 
     assert answer.json()["reason"] == "log-limit-reached"
     assert MIB - 70_000 < at <= MIB
-    assert (await small_reader.read_log(small.attempt_id)).content.count(b"y") == at
+    assert (await small_reader.read_log(small.attempt_id)).content.count(b"Q") == at
 
 
 # --- the grace ------------------------------------------------------------------------------------
