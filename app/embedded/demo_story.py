@@ -131,7 +131,7 @@ class Story:
         self._screen.fact("ended", f"{status}, {detail}", seconds)
 
     async def prove(self) -> None:
-        """Compare what must be stored with what the service tells and with what the bucket holds."""
+        """Compare what must be stored with what the service tells and what the bucket holds."""
         await asyncio.to_thread(import_s3)
         begun = time.monotonic()
         stored = await self._client.stored(self.attempt["id"])

@@ -129,8 +129,8 @@ async def test_reconnects_over_http_by_the_last_event(held, control):
 
 async def test_events_never_break_a_character(held, control, services):
     data = "🙂ß…a\n".encode() * 10_000
-    for start in range(0, len(data), 20_000):
-        await held.log(data[start : start + 20_000], start, final=start + 20_000 >= len(data))
+    for start in range(0, len(data), 22_000):
+        await held.log(data[start : start + 22_000], start, final=start + 22_000 >= len(data))
 
     found = events((await follow(control, held, headers=SSE)).text)
 
