@@ -11,8 +11,13 @@ import asyncpg
 from pydantic_settings import EnvSettingsSource
 
 from app.settings import PREFIX, LeaseSettings, Settings
-from app.store.audit import CHECKS, Check
+from app.store import audit as attempts
+from app.store import audit_logs
+from app.store.audit import Check
 from app.store.database import Connection
+
+CHECKS = (*attempts.CHECKS, *audit_logs.CHECKS)
+"""All checks, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
