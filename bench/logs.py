@@ -65,7 +65,7 @@ async def lease_of(parts: Parts, number: int = 0) -> tuple[str, str, dict[str, s
         attempt_id = created.json()["id"]
     async with parts.client("runner", number) as runner:
         session_id, runner_id = str(uuid4()), f"bench-{uuid4().hex[:8]}"
-        profile = {"session_id": session_id, "runner_kind": "ssh", "version": "1"}
+        profile = {"session_id": session_id, "runner_kind": "ssh", "version": "1.0.0"}
         capabilities = {"capabilities": ["ssh.command.run"]}
         answer = await runner.put(f"/v1/runners/{runner_id}", json={**profile, **capabilities})
         answer.raise_for_status()

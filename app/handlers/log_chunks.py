@@ -16,8 +16,7 @@ from app.domain.masking import Counts, Exact, Masker
 
 PURPOSE = "log.append"
 _IN_A_THREAD_FROM = 64 * 1024
-_MANY_VALUES = 8
-_FEW_BYTES = 4 * 1024
+_MANY_BYTES_TO_MASK = 256  # every value has dozens of forms, and making them takes its time
 
 
 @lru_cache(maxsize=1)
@@ -56,7 +55,7 @@ async def prepare(
     masker: Masker, keys: KeyRing, data: bytes, values: list[bytes], *, final: bool
 ) -> Prepared:
     """Mask a chunk up to its last safe cut. Nothing of the raw bytes is in what is returned."""
-    if len(data) <= _IN_A_THREAD_FROM and (len(values) <= _MANY_VALUES or len(data) <= _FEW_BYTES):
+    if len(data) <= _IN_A_THREAD_FROM and sum(map(len, values)) <= _MANY_BYTES_TO_MASK:
         return _prepare(masker, keys, data, values, final=final)
     return await asyncio.get_running_loop().run_in_executor(
         _threads(), lambda: _prepare(masker, keys, data, values, final=final)

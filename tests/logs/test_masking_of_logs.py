@@ -257,3 +257,35 @@ async def test_ten_megabytes_without_a_line_end_are_masked_to_their_end(values, 
     await send(held, data, itertools.repeat(4_000_000), mask=mask)
 
     assert await logs.text(held) == b"x" * 10_000_000 + b"***"
+
+
+async def test_secret_is_in_no_row_no_object_and_no_answer(held, control, pusher, logs, sql):
+    """Whatever a chunk meets on its way: stored, refused, repeated, merged into an error."""
+    text = TOKEN_LINE + f"login {NAMED}\n".encode()
+    encoded = base64.b64encode(text).decode()
+    proof = {"lease_id": held.id, "lease_token": held.token}
+    chunk = {"stream": "stderr", "data_base64": encoded, "mask": [NAMED]}
+    answers = [
+        await held.log_json(text, 0, mask=[NAMED]),
+        await held.log_json(text, 0, mask=[NAMED]),
+        await held.log_json(b"another " + text, 0, mask=[NAMED]),
+        await held.log_json(text, 10_000, mask=[NAMED]),
+        await held.log_json(text, 0, mask=[NAMED, 7]),
+        await held.log_json(text, 0, "stdlog", mask=[NAMED]),
+        await pusher.push("log.append", {**proof, **chunk, "offset": 0}),
+        await pusher.push("log.append", {**proof, **chunk, "offset": 0, "more": NAMED}),
+        await pusher.push("log.append", {**proof, **chunk, "offset": 0, "final": NAMED}),
+        await held.complete(),
+        await control.call("GET", f"/v1/attempts/{held.attempt_id}/events"),
+        await control.call("GET", f"/v1/attempts/{held.attempt_id}/logs"),
+        await control.read_log(held.attempt_id, "all"),
+    ]
+
+    names = await sql.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    tables = [row["tablename"] for row in names]
+    rows = [str(await sql.fetch(f"SELECT t::text FROM {name} t")) for name in tables]
+    bodies = [body.decode(errors="replace") for _, body in await logs.stored()]
+    everything = "\n".join([*rows, *bodies, *(answer.text for answer in answers)])
+    assert len(bodies) == 2
+    for needle in (CREDENTIAL, NAMED, encoded, encoded[8:40]):
+        assert needle not in everything
