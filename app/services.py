@@ -9,6 +9,7 @@ import httpx
 from app.auth.tokens import TokenVerifier
 from app.commands.claims import Claimer, PlacementClasses
 from app.commands.ends import rules_of
+from app.commands.gathered import Gathered
 from app.commands.leases import Terms
 from app.domain.keys import KeyRing
 from app.domain.masking import Masker
@@ -32,6 +33,7 @@ class Services:
     tokens: TokenVerifier
     keys: KeyRing
     masker: Masker
+    gathered: Gathered
     classes: PlacementClasses
     metrics: Metrics
 

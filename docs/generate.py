@@ -24,6 +24,7 @@ from pydantic.fields import FieldInfo
 from app.api.advice import PLAIN, reasons
 from app.auth.tokens import TokenVerifier
 from app.commands.claims import PlacementClasses
+from app.commands.gathered import Gathered
 from app.domain.keys import KeyRing
 from app.domain.lifecycle import EventType, diagram
 from app.domain.masking import Masker
@@ -134,15 +135,18 @@ def unconnected(settings: Settings) -> Services:
     """Services as they are before anything is connected: enough to declare the routes."""
     http = httpx.AsyncClient()
     secrets = {name: key.get_secret_value().encode() for name, key in settings.keys.secrets.items()}
+    keys = KeyRing(settings.keys.current, secrets)
+    database = Database(settings.database)
     return Services(
         settings=settings,
-        database=Database(settings.database),
+        database=database,
         objects=ObjectStore(settings.objects),
         signals=Signals(settings.database),
         http=http,
         tokens=TokenVerifier(settings.identity, http),
         masker=Masker(),
-        keys=KeyRing(settings.keys.current, secrets),
+        keys=keys,
+        gathered=Gathered.of(settings, database, keys, lambda _, __: None),
         classes=PlacementClasses(),
         metrics=Metrics(),
     )

@@ -25,7 +25,7 @@ from app.settings.groups import (
     TestingSettings,
     TrustedUrl,
 )
-from app.settings.loading import Settings, load
+from app.settings.loading import Settings, load, load_testing
 
 __all__ = [
     "MIN_SECRET_LENGTH",
@@ -48,4 +48,5 @@ __all__ = [
     "TestingSettings",
     "TrustedUrl",
     "load",
+    "load_testing",
 ]
