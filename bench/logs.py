@@ -23,6 +23,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
+import structlog
 
 from app.domain.commands import AppendLog
 from app.domain.masking import Masker
@@ -243,6 +244,7 @@ async def in_this_process(parts: Parts) -> AsyncIterator[Services]:
 async def run(mib: int) -> None:
     """Print all figures."""
     print(described_machine())
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("error"))
     log = texts.ordinary(INGEST_MIB * MIB)
     rate = await asyncio.to_thread(masker_rate, log[: 20 * MIB])
     show("masking, 1 MiB chunks, a core", f"{rate:.0f} MB/s")
@@ -254,6 +256,8 @@ async def run(mib: int) -> None:
                 show(f"raw puts, 1 MiB, {AT_ONCE} at once", f"{raw:.0f} MB/s")
                 show("the same bytes through HTTP, masked and recorded", f"{through:.0f} MB/s")
                 show("  part of the raw throughput", f"{through / raw:.2f}")
+                p99, longest = await lag_while(asyncio.sleep(3))
+                show("event loop late (p99 / longest), idle", f"{p99:.1f} / {longest:.1f} ms")
                 kinds = {"ordinary": log[: 32 * MIB]}
                 for fragment in texts.REPEATED[:3]:
                     kinds[f"hostile {fragment[:12]!r}"] = texts.repeated(fragment, 8 * MIB)

@@ -26,10 +26,10 @@ from app.domain.errors import (
 from app.domain.ids import new_id
 from app.handlers.counting import counted
 from app.handlers.log_chunks import PURPOSE, Prepared, prepare
-from app.handlers.masks import noting, tell
+from app.handlers.masks import tell
 from app.handlers.registry import Context, Registry
 from app.services import Services
-from app.store import diagnoses, logs, signals
+from app.store import diagnoses, leaks, logs, signals
 from app.store.database import Connection
 from app.store.leaks import Leak
 from app.store.leases import Key
@@ -170,13 +170,10 @@ async def _store(
     if failpoints.ARMED:
         await failpoints.hit("log.after_put")
     chunk = _chunk(services, command, prepared, key, final=final)
-    lease_key = key_of(command)
-    leaks = [Leak(lease_key, command.stream, dict(prepared.told), late=True)]
+    lease_key, terms = key_of(command), _terms(services)
+    leak = Leak(lease_key, command.stream, dict(prepared.told), late=True)
     fenced, accepted = await services.database.run(
-        noting(
-            leaks if prepared.told else [],
-            lambda conn: _record(conn, lease_key, chunk, _terms(services)),
-        )
+        lambda conn: _record(conn, lease_key, chunk, leak, terms)
     )
     if failpoints.ARMED:
         await failpoints.hit("log.after_commit")
@@ -209,7 +206,12 @@ def _chunk(
     )
 
 
-async def _record(conn: Connection, key: Key, chunk: Chunk, terms: Terms) -> tuple[bool, bool]:
+async def _record(
+    conn: Connection, key: Key, chunk: Chunk, leak: Leak, terms: Terms
+) -> tuple[bool, bool]:
+    """The event of what was masked comes first: it locks the attempt, the rest only its lease."""
+    if leak.kinds:
+        await leaks.note(conn, [leak])
     outcome = await logs.record(conn, key, chunk, terms)
     if failpoints.ARMED:
         await failpoints.hit("log.after_rows")
