@@ -1,6 +1,7 @@
 """Logs: every byte once, in its place, and read back exactly as it was sent."""
 
 import asyncio
+import gzip
 import hashlib
 
 import pytest
@@ -304,9 +305,50 @@ async def test_store_that_is_away_is_told_and_nothing_is_recorded(held, control,
     assert await control.list_of(held.attempt_id, "logs") == []
 
 
+# --- masking; in depth in tests/logs --------------------------------------------------------------
+
+
+async def test_secret_is_masked_before_it_is_stored_and_told(held, control, services):
+    line = b"token=ghp_" + b"q7Rt2Xw9" * 5 + b"\n"
+    begun = await held.log(line[:40], 0)
+    whole = await held.log_json(line + b"pass correct-horse-9\n", 0, mask=["correct-horse-9"])
+
+    assert (begun.json()["need_more"], begun.json()["next_offset"]) == (True, 0)
+    assert whole.json()["next_offset"] == len(line) + 21
+    assert (await control.read_log(held.attempt_id)).content == b"token=***\npass ***\n"
+    assert (await control.event_types(held.attempt_id))[-1] == "secret_masked"
+
+
+async def test_packed_chunk_is_unpacked_within_bounds(held, control):
+    headers = {"Lease-Token": held.token, "Content-Encoding": "gzip"}
+    path = f"/v1/leases/{held.id}/logs/stdout?offset=0"
+    bomb = gzip.compress(bytes(5 * 1024 * 1024))
+
+    refused = await held.runner.call("POST", path, headers=headers, content=bomb)
+    cut = await held.runner.call("POST", path, headers=headers, content=gzip.compress(b"x\n")[:-1])
+    taken = await held.runner.call("POST", path, headers=headers, content=gzip.compress(b"x\n"))
+
+    assert [answer.status_code for answer in (refused, cut, taken)] == [413, 422, 200]
+    assert (await control.read_log(held.attempt_id)).content == b"x\n"
+
+
 # --- reading --------------------------------------------------------------------------------------
 
 TEXT = b"0123\n5678\n"
+
+
+async def test_log_is_followed_to_its_end_and_searched(held, control):
+    await held.log(b"one\ntwo\n", 0)
+    query = {"follow": True, "tail": 1}
+    following = asyncio.create_task(control.read_log(held.attempt_id, params=query))
+    await held.log(b"three\n", 8, final=True)
+
+    followed = await asyncio.wait_for(following, 20)
+    path = f"/v1/attempts/{held.attempt_id}/logs:search?q=t"
+    found = (await control.call("GET", path)).json()["items"]
+
+    assert followed.content in {b"two\nthree\n", b"three\n"}
+    assert [(one["line_number"], one["offset"]) for one in found] == [(2, 4), (3, 8)]
 
 
 @pytest.mark.parametrize(
