@@ -250,7 +250,9 @@ async def run(mib: int) -> None:
     show("masking, 1 MiB chunks, a core", f"{rate:.0f} MB/s")
     with tempfile.TemporaryDirectory() as folder:
         async with Parts(Path(folder)) as parts:
-            await parts.serve(LIMITS__MAX_LOG_BYTES_PER_ATTEMPT=8 * mib * MIB)
+            await parts.serve(
+                LIMITS__MAX_LOG_BYTES_PER_ATTEMPT=8 * mib * MIB, LIMITS__MAX_FOLLOW_SECONDS=3000
+            )
             async with in_this_process(parts) as services:
                 raw, through = await ingest(parts, services, log)
                 show(f"raw puts, 1 MiB, {AT_ONCE} at once", f"{raw:.0f} MB/s")

@@ -47,6 +47,8 @@ class Follower:
         async with aclosing(log_views.read(self.services, layout, first, last)) as pieces:
             async for piece in pieces:
                 yield self._counted(piece)
+                if loop.time() >= deadline:
+                    return
         self._stand_at_the_end_of(layout)
         quiet = 0.0
         while True:
@@ -55,6 +57,8 @@ class Follower:
                 async for piece in pieces:
                     quiet = 0.0
                     yield self._counted(piece)
+                    if loop.time() >= deadline:
+                        return
             if ended(leases, self.view):
                 self.complete = True
                 return

@@ -185,6 +185,24 @@ async def test_follower_of_a_log_that_waits_ends_in_time_and_says_that_it_is_not
     assert found[-1][2]["complete"] is False
 
 
+async def test_follower_that_is_far_behind_ends_in_time_too(held, open_instance, control):
+    """It goes on from where it was cut, and has everything in the end."""
+    instance = await open_instance(LIMITS__MAX_FOLLOW_SECONDS=0.001)
+    lines = [b"line %d\n" % number for number in range(5)]
+    for number, line in enumerate(lines):
+        await held.log(line, 7 * number, final=number == len(lines) - 1)
+
+    read, turns = b"", 0
+    async with serve_in_process(instance) as http:
+        control.http = http
+        while len(read) < 35:
+            read += (await follow(control, held, query={"offset": len(read)})).content
+            turns += 1
+
+    assert read == b"".join(lines)
+    assert turns > 1
+
+
 async def test_follower_leaves_when_the_instance_is_about_to_stop(held, open_instance, control):
     instance = await open_instance()
     await held.log(b"one\n", 0)
