@@ -53,12 +53,14 @@ class Parts:
         await asyncio.to_thread(migrate.upgrade, self.postgres.dsn)
         return self
 
+    def variables(self, **settings: object) -> dict[str, str]:
+        """What a service over these parts has in its environment."""
+        certificates = f"{self._issuing.url}/oauth2/v1/certs"
+        return environment(self.postgres.dsn, self.objects, (self.issuer, certificates), **settings)
+
     async def serve(self, **settings: object) -> ServiceProcess:
         """One more service process."""
-        certificates = f"{self._issuing.url}/oauth2/v1/certs"
-        values = environment(
-            self.postgres.dsn, self.objects, (self.issuer, certificates), **settings
-        )
+        values = self.variables(**settings)
         service = ServiceProcess(values, self._folder / f"service-{len(self.services)}.log")
         self.services.append(service)
         return await service.start()

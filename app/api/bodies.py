@@ -18,6 +18,7 @@ from app.domain.errors import (
     BodyTooLarge,
     ContentEncodingUnsupported,
     RequestInvalid,
+    ServiceError,
 )
 
 M = TypeVar("M", bound=BaseModel)
@@ -42,18 +43,20 @@ def documented(model: type[BaseModel], example: Mapping[str, Any]) -> dict[str, 
     }
 
 
-async def read_bytes(request: Request, limit: int) -> bytes:
-    """The whole body, at most `limit` bytes. Raises BodyTooLarge before it reads more."""
+async def read_bytes(
+    request: Request, limit: int, too_large: type[ServiceError] = BodyTooLarge
+) -> bytes:
+    """The whole body, at most `limit` bytes. Raises `too_large` before it reads more."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
-        raise BodyTooLarge(limit_bytes=limit)
+        raise too_large(limit_bytes=limit)
     pieces: list[bytes] = []
     size = 0
     try:
         async for piece in request.stream():
             size += len(piece)
             if size > limit:
-                raise BodyTooLarge(limit_bytes=limit)
+                raise too_large(limit_bytes=limit)
             pieces.append(piece)
     except ClientDisconnect:
         raise RequestInvalid([], "The request ended before its body did.") from None

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import asyncpg
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from app.api import paging
 from app.api.answers import answer
 from app.api.bodies import documented, read_object, validate
 from app.api.examples import CREATE_ATTEMPT
 from app.api.identity import require, services_of
-from app.api.ranges import parse_range
 from app.api.schemas.control import (
     AttemptPage,
     HeartbeatPage,
     LeasePage,
-    LogPage,
 )
 from app.api.schemas.operator import CancelledOperation
 from app.domain.commands import CancelAttempt, CancelOperation, CreateAttempt
@@ -29,15 +27,13 @@ from app.domain.errors import (
     AttemptNotFound,
     DatabaseUnavailable,
     FilterTooWide,
-    PageTokenInvalid,
     RequestInvalid,
 )
-from app.domain.lifecycle import LogStream, RunnerKind, Status
+from app.domain.lifecycle import RunnerKind, Status
 from app.domain.records import Attempt
 from app.handlers import attempts as attempt_handlers
-from app.handlers import logs as log_handlers
 from app.services import Services
-from app.store import diagnoses, listing, logs, timelines
+from app.store import diagnoses, listing, timelines
 
 router = APIRouter(
     prefix="/v1",
@@ -48,7 +44,6 @@ router = APIRouter(
 _MAX_NUMBER = 2**31 - 1
 
 AttemptId = Annotated[UUID, Path(description="The attempt.")]
-StreamName = Annotated[LogStream, Path(description="The stream.")]
 
 
 @router.post(
@@ -249,75 +244,3 @@ async def list_heartbeats(
     if len(found) > size:
         token = paging.encode([items[-1].created_at.isoformat(), items[-1].id], filters)
     return answer(HeartbeatPage(items=items, next_page_token=token))
-
-
-@router.get("/attempts/{attempt_id}/logs", name="attempts_list_logs", response_model=LogPage)
-async def list_logs(
-    request: Request,
-    attempt_id: AttemptId,
-    stream: Annotated[LogStream | None, Query(description="Only of this stream.")] = None,
-    page_size: paging.PageSize = 100,
-    page_token: paging.PageToken = None,
-) -> Response:
-    """List the stored chunks of an attempt's log: where each lies and how large it is."""
-    services = services_of(request)
-    await attempt_handlers.get_attempt(services, attempt_id)
-    filters = {"attempt_id": attempt_id, "stream": stream}
-    place = paging.decode(page_token, filters)
-    after = _log_place(place)
-    size = paging.bounded(page_size)
-    found = await services.database.run(
-        lambda conn: logs.list_refs(conn, attempt_id, stream=stream, after=after, limit=size + 1)
-    )
-    items = found[:size]
-    token = None
-    if len(found) > size:
-        last = items[-1]
-        token = paging.encode([last.lease_number, last.stream, last.stream_offset], filters)
-    return answer(LogPage(items=items, next_page_token=token))
-
-
-def _log_place(place: list[Any] | None) -> tuple[int, str, int] | None:
-    match place:
-        case None:
-            return None
-        case [int() as number, str() as stream, int() as offset] if (
-            0 <= number <= _MAX_NUMBER and stream in set(LogStream) and 0 <= offset < 2**53
-        ):
-            return number, stream, offset
-        case _:
-            raise PageTokenInvalid
-
-
-@router.get(
-    "/attempts/{attempt_id}/logs/{stream}",
-    name="attempts_read_log",
-    response_class=Response,
-    responses={
-        200: {"content": {"application/octet-stream": {}}, "description": "The bytes."},
-        206: {"content": {"application/octet-stream": {}}, "description": "A range of them."},
-        416: {"description": "The range lies beyond the end."},
-    },
-)
-async def read_log(request: Request, attempt_id: AttemptId, stream: StreamName) -> Response:
-    """Read one stream of an attempt's log, exactly as it is stored, while it is written too.
-
-    The leases of an attempt follow each other with a line between them. One `Range` of bytes is
-    understood; nothing stored yet is an empty answer.
-    """
-    services = services_of(request)
-    await attempt_handlers.get_attempt(services, attempt_id)
-    pieces = await log_handlers.list_segments(services, attempt_id, stream)
-    total = sum(piece.size for piece in pieces)
-    wanted = parse_range(request.headers.get("range"), total)
-    headers = {"Accept-Ranges": "bytes", "Cache-Control": "no-store"}
-    first, last = wanted or (0, total - 1)
-    if wanted is not None:
-        headers["Content-Range"] = f"bytes {first}-{last}/{total}"
-    headers["Content-Length"] = str(last - first + 1)
-    return StreamingResponse(
-        log_handlers.read_segments(services, pieces, first, last),
-        206 if wanted else 200,
-        headers,
-        "application/octet-stream",
-    )

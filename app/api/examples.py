@@ -71,3 +71,10 @@ RECORD_EVIDENCE: dict[str, Any] = {
     "status": "passed",
     "subject_ref": "https://web-7.example.com/healthz",
 }
+
+APPEND_LOG: dict[str, Any] = {
+    "offset": 0,
+    "final": False,
+    "mask": ["correct-horse-9"],
+    "data_base64": "bG9naW4gY29ycmVjdC1ob3JzZS05IG9rCg==",
+}

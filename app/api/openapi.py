@@ -24,6 +24,7 @@ _FROM_PATH = {
     "UploadArtifact": ("lease_id", "lease_token"),
     "RecordOutput": ("lease_id", "lease_token"),
     "RecordEvidence": ("lease_id", "lease_token"),
+    "AppendLogMessage": ("lease_id", "lease_token", "stream"),
 }
 """Fields that REST takes from the path or a header, and push from the message."""
 

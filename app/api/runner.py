@@ -1,4 +1,4 @@
-"""Routes of runners: register, claim, start, beat, log, complete."""
+"""Routes of runners: register, claim, start, beat, complete. Logs are in `api/logs.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.answers import answer
-from app.api.bodies import documented, read_bytes, read_object, validate
+from app.api.bodies import documented, read_object, validate
 from app.api.examples import CLAIM_LEASES, COMPLETE, HEARTBEAT, REGISTER_RUNNER, REPORT_STATUS
 from app.api.identity import require, services_of, speaks_for
 from app.api.schemas.runner import (
@@ -18,12 +18,10 @@ from app.api.schemas.runner import (
     ClaimedLease,
     CompletedAnswer,
     LeaseAnswer,
-    LogPosition,
     RegisteredRunner,
 )
 from app.commands.claims import Claim
 from app.domain.commands import (
-    AppendLog,
     ClaimLeases,
     CompleteLease,
     Heartbeat,
@@ -32,11 +30,9 @@ from app.domain.commands import (
     ReportStatus,
     StartLease,
 )
-from app.domain.errors import ContentEncodingUnsupported, Forbidden
-from app.domain.lifecycle import LogStream
+from app.domain.errors import Forbidden
 from app.domain.records import Attempt, Runner
 from app.handlers import leases as lease_handlers
-from app.handlers import logs as log_handlers
 from app.handlers import runners as runner_handlers
 from app.services import Services
 from app.store.leases import Beaten
@@ -172,7 +168,7 @@ async def start_lease(
     """
     services = services_of(request)
     fields = await read_object(request, services.settings.server.max_body_bytes)
-    command = validate(StartLease, fields, _proof(lease_id, lease_token))
+    command = validate(StartLease, fields, proof_of(lease_id, lease_token))
     started = await lease_handlers.start_lease(services, command)
     return answer(live_answer(services, lease_id, started.attempt))
 
@@ -192,7 +188,7 @@ async def heartbeat(
     """
     services = services_of(request)
     fields = await read_object(request, services.settings.server.max_body_bytes)
-    command = validate(Heartbeat, fields, _proof(lease_id, lease_token))
+    command = validate(Heartbeat, fields, proof_of(lease_id, lease_token))
     beaten = await lease_handlers.heartbeat(services, command)
     return answer(live_answer(services, lease_id, beaten))
 
@@ -213,7 +209,7 @@ async def complete_lease(
     """
     services = services_of(request)
     fields = await read_object(request, services.settings.server.max_body_bytes)
-    command = validate(CompleteLease, fields, _proof(lease_id, lease_token))
+    command = validate(CompleteLease, fields, proof_of(lease_id, lease_token))
     completed = await lease_handlers.complete_lease(services, command, fields)
     headers = {"Idempotent-Replayed": "true"} if completed.replayed else {}
     return answer(CompletedAnswer(attempt=completed.attempt), 200, headers)
@@ -234,7 +230,7 @@ async def release_lease(
     """
     services = services_of(request)
     fields = await read_object(request, services.settings.server.max_body_bytes)
-    command = validate(ReleaseLease, fields, _proof(lease_id, lease_token))
+    command = validate(ReleaseLease, fields, proof_of(lease_id, lease_token))
     return answer(await lease_handlers.release_lease(services, command))
 
 
@@ -250,58 +246,13 @@ async def wait_signals(
     200 `continue` after the wait, 200 `cancel` at once, 409 as soon as the lease has ended.
     """
     services = services_of(request)
-    proof = validate(StartLease, {}, _proof(lease_id, lease_token))
+    proof = validate(StartLease, {}, proof_of(lease_id, lease_token))
     found = await lease_handlers.wait_signals(
         services, proof, wait_seconds, request.is_disconnected
     )
     return answer(live_answer(services, lease_id, found.attempt))
 
 
-@router.post(
-    "/leases/{lease_id}/logs/{stream}",
-    name="leases_append_log",
-    response_model=LogPosition,
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
-            },
-        }
-    },
-)
-async def append_log(
-    request: Request,
-    lease_id: LeaseId,
-    stream: Annotated[LogStream, Path(description="The stream.")],
-    offset: Annotated[
-        int, Query(ge=0, le=2**53 - 1, description="Where the bytes begin in this stream.")
-    ],
-    lease_token: LeaseToken = NO_TOKEN,
-    final: Annotated[bool, Query(description="Nothing follows in this stream.")] = False,
-) -> Response:
-    """Append raw bytes to one stream of the lease's log.
-
-    Offsets count the raw bytes of one stream of one lease, from 0. Bytes that are stored already
-    are answered 200 with `next_offset`; go on from there. A gap is 409 `log-gap` with the offset
-    expected; other bytes at the same place 409 `log-conflict`.
-    """
-    services = services_of(request)
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise ContentEncodingUnsupported
-    data = await read_bytes(request, services.settings.limits.max_log_chunk_bytes)
-    fields: dict[str, Any] = {"stream": stream, "offset": offset, "final": final, "data": data}
-    command = validate(AppendLog, fields, _proof(lease_id, lease_token))
-    position = await log_handlers.append_log(services, command)
-    return answer(
-        LogPosition(
-            stream=stream,
-            next_offset=position.next_offset,
-            need_more=False,
-            final=position.final,
-        )
-    )
-
-
-def _proof(lease_id: UUID, lease_token: str) -> dict[str, Any]:
+def proof_of(lease_id: UUID, lease_token: str) -> dict[str, Any]:
+    """What path and header say of a lease."""
     return {"lease_id": lease_id, "lease_token": lease_token}

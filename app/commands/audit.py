@@ -11,12 +11,18 @@ import asyncpg
 from pydantic_settings import EnvSettingsSource
 
 from app.settings import PREFIX, LeaseSettings, Settings
-from app.store import audit as audit_stored
-from app.store import audit_artifacts, audit_feed
+from app.store import audit as attempts
+from app.store import audit_artifacts, audit_feed, audit_logs
 from app.store.audit import Check
 from app.store.database import Connection
 
-CHECKS = (*audit_stored.CHECKS, *audit_artifacts.CHECKS, *audit_feed.CHECKS)
+CHECKS = (
+    *attempts.CHECKS,
+    *audit_artifacts.CHECKS,
+    *audit_feed.CHECKS,
+    *audit_logs.CHECKS,
+)
+"""All checks, in their order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ text. Fields that nobody declared are refused: a misspelt `concurrency_key` must
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 from typing import Annotated, Any, Self
 from uuid import UUID
@@ -20,6 +22,7 @@ from pydantic import (
     Field,
     SecretStr,
     StringConstraints,
+    field_validator,
     model_validator,
 )
 
@@ -43,6 +46,7 @@ MAX_MESSAGE_BYTES = 4096
 MAX_NAME_LENGTH = 200
 MAX_SPEC_BYTES = 256 * 1024
 MAX_RESULT_BYTES = 16 * 1024
+MAX_VALUES_TO_MASK = 1000
 
 
 class Command(BaseModel):
@@ -314,6 +318,27 @@ class AppendLog(UnderLease):
     """The raw bytes."""
     final: bool = False
     """Nothing follows in this stream."""
+    mask: list[SecretStr] = Field(default=[], max_length=MAX_VALUES_TO_MASK)
+    """Texts that are secret: masked in these bytes and never stored. Send them with each chunk."""
+    mask_base64: list[SecretStr] = Field(default=[], max_length=MAX_VALUES_TO_MASK)
+    """The same for values that are no text, in base64. Their places count on from `mask`."""
+
+    @field_validator("mask_base64")
+    @classmethod
+    def _is_base64(cls, values: list[SecretStr]) -> list[SecretStr]:
+        for value in values:
+            try:
+                base64.b64decode(value.get_secret_value(), validate=True)
+            except (binascii.Error, ValueError):
+                raise ValueError("must be standard base64 with padding") from None
+        return values
+
+    @property
+    def exact_values(self) -> list[bytes]:
+        """All values to mask, those of `mask` first."""
+        texts = (text.get_secret_value() for text in self.mask)
+        others = (base64.b64decode(value.get_secret_value()) for value in self.mask_base64)
+        return [*(text.encode("utf-8", "surrogatepass") for text in texts), *others]
 
 
 ContentType = Annotated[

@@ -223,7 +223,7 @@ class LogChunkTooLarge(ServiceError):
 
 
 class LogLimitReached(ServiceError):
-    """The attempt's log limit is reached; nothing further is stored."""
+    """The attempt's log limit is reached; nothing further is stored. Stop sending this log."""
 
 
 # --- artifacts, outputs and evidence --------------------------------------------------------------

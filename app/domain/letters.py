@@ -15,6 +15,7 @@ from app.domain.payloads import outline
 
 MAX_KEPT_BYTES = 64 * 1024
 PROOF = "lease_token"
+_ONLY_FORM = {"mask", "mask_base64", "data_base64"}
 
 Mask = Callable[[Any], Any]
 """A masked copy of a JSON value: equal to the value if there was no secret in it."""
@@ -31,12 +32,15 @@ class Kept:
 def keep(data: Any, mask: Mask, *, under_lease: bool = False) -> Kept:
     """What is stored of an envelope's `data`.
 
-    If it is too large, only its form is kept. A command under a lease is never
+    If it is too large, only its form is kept; so it is of a chunk of a log, which is what a runner
+    printed, in base64, and of what itself names secrets. A command under a lease is never
     redrivable, whether its handler says so (`under_lease`) or its data holds a lease token.
     """
     if isinstance(data, dict) and PROOF in data:
         data = {name: value for name, value in data.items() if name != PROOF}
         under_lease = True
+    if isinstance(data, dict) and not data.keys().isdisjoint(_ONLY_FORM):
+        return Kept(outline(data), redrivable=False)
     masked = mask(data)
     text = json.dumps(masked)
     if len(text) > MAX_KEPT_BYTES:

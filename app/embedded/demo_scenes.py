@@ -35,8 +35,10 @@ async def _job(state: dict[str, Any], screen: Screen, home: Home) -> None:
         story.end("succeeded", "exit code 0")
         await story.prove()
         await story.tell()
-    screen.text("\nThe script printed a made-up credential; logs are stored byte for byte in this")
-    screen.text("version, unmasked.\n")
+    screen.text(
+        "\nThe script printed a made-up credential on stderr. It was masked before anything"
+    )
+    screen.text("was stored: neither the database nor the bucket ever held it.\n")
     screen.rows("See it", curl_lines(state, options_of(home), story.attempt["id"]))
     screen.rows("Do it", ["docs/runner-protocol.md   be the runner yourself, with curl"])
     others = [f"make demo-{name:<8} {DEMONSTRATIONS[name].what}" for name in BREAKS]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.embedded.demo_client import Follower, StackClient, import_s3
-from app.embedded.demo_job import ZONE, DemoJob, expected
+from app.embedded.demo_job import MASKED, ZONE, DemoJob, expected
 from app.embedded.demo_runner import DemoRunner
 from app.embedded.demo_screen import Screen, tail
 from app.embedded.failure import PartFailed
@@ -21,6 +21,7 @@ CREATE_SECONDS = 20.0
 TAKE_SECONDS = 60.0
 LOST_SECONDS = 120.0
 SAME = "the same in script, API and bucket"
+SAME_MASKED = "the same in API and bucket, its secret as ***"
 OPEN = ("queued", "leased", "running")
 
 
@@ -130,7 +131,7 @@ class Story:
         self._screen.fact("ended", f"{status}, {detail}", seconds)
 
     async def prove(self) -> None:
-        """Compare what was printed with what the service tells and with what lies in the bucket."""
+        """Compare what must be stored with what the service tells and what the bucket holds."""
         await asyncio.to_thread(import_s3)
         begun = time.monotonic()
         stored = await self._client.stored(self.attempt["id"])
@@ -149,7 +150,8 @@ class Story:
                 b"".join(stored.get(follower.stream, [])),
             )
             digest = hashlib.sha256(printed).hexdigest()
-            self._screen.text(f"       {follower.stream} | sha256 {digest[:16]}...  {SAME}")
+            same = SAME_MASKED if MASKED.encode() in printed else SAME
+            self._screen.text(f"       {follower.stream} | sha256 {digest[:16]}...  {same}")
 
     async def tell(self) -> None:
         """The timeline, and what the runner said of its progress."""

@@ -1,15 +1,13 @@
-"""What `log.append` causes: upload, then record under the lease's fence; and reading back."""
+"""What `log.append` causes: mask, upload, then record under the lease's fence."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any
-from uuid import UUID
 
 from pydantic import BeforeValidator, Field
 
@@ -27,54 +25,91 @@ from app.domain.errors import (
 )
 from app.domain.ids import new_id
 from app.handlers.counting import counted
+from app.handlers.log_chunks import PURPOSE, Prepared, prepare
+from app.handlers.masks import tell
 from app.handlers.registry import Context, Registry
 from app.services import Services
-from app.store import diagnoses, logs, signals
+from app.store import diagnoses, leaks, logs, signals
 from app.store.database import Connection
+from app.store.leaks import Leak
 from app.store.leases import Key
-from app.store.logs import Chunk, Part, Place
+from app.store.logs import Chunk, Place, Terms
 
 APPEND = "log.append"
-_PURPOSE = "log.append"
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a stream stands after an append."""
+    """Where a stream stands after an append.
+
+    `need_more`: nothing was stored, since what was sent may be the beginning of a secret.
+    `refused`: the places of the values to mask that were not looked for.
+    """
 
     next_offset: int
     final: bool
+    need_more: bool = False
+    refused: Sequence[int] = ()
 
 
 async def append_log(services: Services, command: commands.AppendLog) -> Position:
     """Append a chunk once, however often it is sent. Answers where the sender goes on.
 
-    Raises LogGap, LogConflict, LogStreamClosed, LogChunkTooLarge, LogLimitReached, or the fact
-    that stands against the lease. Nothing is recorded that is not durable in the store before.
+    It is accepted up to the last place at which no secret can be split. Raises LogGap, LogConflict,
+    LogStreamClosed, LogChunkTooLarge, LogLimitReached, or the fact that stands against the lease.
+    Nothing is recorded that is not masked and durable in the store before.
     """
     with counted(services.metrics, APPEND):
-        limits = services.settings.limits
-        if len(command.data) > limits.max_log_chunk_bytes:
-            raise LogChunkTooLarge(limit_bytes=limits.max_log_chunk_bytes)
+        limit = services.settings.limits.max_log_chunk_bytes
+        if len(command.data) > limit:
+            raise LogChunkTooLarge(limit_bytes=limit)
         place = await _look(services, command)
         if not _is_new(command, place):
             return await _answer_repeat(services, command, place)
-        if place.attempt_bytes + len(command.data) > limits.max_log_bytes_per_attempt:
-            raise LogLimitReached(limit_bytes=limits.max_log_bytes_per_attempt)
         if not command.data and not command.final:
             return Position(place.next_offset, place.final)
-        if await _store(services, command, place):
-            services.signals.wake(signals.attempt(place.attempt_id))
-            return Position(command.offset + len(command.data), command.final)
-        place = await _look(services, command)
-        return await _answer_repeat(services, command, place)
+        return await _append(services, command, place)
+
+
+async def _append(services: Services, command: commands.AppendLog, place: Place) -> Position:
+    """Mask and store what fits below the attempt's limit; what does not is refused for good."""
+    room = services.settings.limits.max_log_bytes_per_attempt - place.attempt_bytes
+    fits = not command.data or (len(command.data) <= room and not place.attempt_truncated)
+    data = command.data if fits else command.data[: 0 if place.attempt_truncated else max(room, 0)]
+    final = command.final and fits
+    prepared = await prepare(
+        services.masker, services.keys, data, command.exact_values, final=final
+    )
+    refused = sorted({*prepared.counts.too_short, *prepared.counts.too_long})
+    if failpoints.ARMED:
+        await failpoints.hit("log.after_mask")
+    if not prepared.accepted and not fits:
+        raise await _truncated(services, command, place)
+    if not prepared.accepted and data:
+        return Position(place.next_offset, place.final, need_more=True, refused=refused)
+    if await _store(services, command, place, prepared, final=final):
+        services.signals.wake(signals.attempt(place.attempt_id))
+        return Position(command.offset + prepared.accepted, final, refused=refused)
+    return await _answer_repeat(services, command, await _look(services, command))
+
+
+async def _truncated(
+    services: Services, command: commands.AppendLog, place: Place
+) -> LogLimitReached:
+    """The refusal at the attempt's limit, once the log's readers are told of it."""
+    limit = services.settings.limits.max_log_bytes_per_attempt
+    if not place.truncated:
+        key, terms = key_of(command), _terms(services)
+        await services.database.run(
+            lambda conn: logs.truncate_once(conn, key, command.stream, limit, terms)
+        )
+        services.signals.wake(signals.attempt(place.attempt_id))
+    return LogLimitReached(limit_bytes=limit, next_offset=place.next_offset)
 
 
 async def _look(services: Services, command: commands.AppendLog) -> Place:
-    key = key_of(command)
-    place = await services.database.run(
-        lambda conn: logs.look(conn, key, command.stream, _grace(services))
-    )
+    key, terms = key_of(command), _terms(services)
+    place = await services.database.run(lambda conn: logs.look(conn, key, command.stream, terms))
     if place is None:
         raise LeaseNotFound
     if not place.token_fits:
@@ -85,8 +120,9 @@ async def _look(services: Services, command: commands.AppendLog) -> Place:
     return place
 
 
-def _grace(services: Services) -> timedelta:
-    return timedelta(seconds=services.settings.leases.log_grace_seconds)
+def _terms(services: Services) -> Terms:
+    grace = timedelta(seconds=services.settings.leases.log_grace_seconds)
+    return Terms(services.terms.lease_time, grace)
 
 
 def _is_new(command: commands.AppendLog, place: Place) -> bool:
@@ -111,109 +147,75 @@ async def _answer_repeat(services: Services, command: commands.AppendLog, place:
     for ref, raw_hmac in covered:
         start = ref.stream_offset - command.offset
         same = command.data[start : start + ref.raw_size]
-        if not services.keys.mac_matches(raw_hmac, _PURPOSE, same):
+        if not services.keys.mac_matches(raw_hmac, PURPOSE, same):
             raise LogConflict(stream_offset=ref.stream_offset, next_offset=place.next_offset)
     return Position(place.next_offset, place.final)
 
 
-async def _store(services: Services, command: commands.AppendLog, place: Place) -> bool:
+async def _store(
+    services: Services,
+    command: commands.AppendLog,
+    place: Place,
+    prepared: Prepared,
+    *,
+    final: bool,
+) -> bool:
     """Upload, then record. The key contains the content, so a repeat rewrites the same object."""
-    sha256 = hashlib.sha256(command.data)
     key = (
         f"logs/{place.attempt_id}/{place.lease_number}/{command.stream}/"
-        f"{command.offset:020d}-{sha256.hexdigest()}"
+        f"{command.offset:020d}-{prepared.sha256.hex()}"
     )
-    if command.data:
-        await services.objects.put(key, command.data, base64.b64encode(sha256.digest()).decode())
+    if prepared.data:
+        await services.objects.put(key, prepared.data, prepared.sha256_base64)
     if failpoints.ARMED:
         await failpoints.hit("log.after_put")
-    settings = services.settings
-    chunk = Chunk(
-        ref_id=new_id(),
-        artifact_id=new_id(),
-        stream=command.stream,
-        offset=command.offset,
-        raw_size=len(command.data),
-        byte_size=len(command.data),
-        line_count=command.data.count(b"\n"),
-        masked=False,
-        raw_hmac=services.keys.mac_text(_PURPOSE, command.data),
-        digest=f"sha256:{sha256.hexdigest()}",
-        storage=settings.objects.storage,
-        bucket=settings.objects.bucket,
-        object_key=services.objects.full_key(key),
-        final=command.final,
-    )
-    lease_key = key_of(command)
+    chunk = _chunk(services, command, prepared, key, final=final)
+    lease_key, terms = key_of(command), _terms(services)
+    leak = Leak(lease_key, command.stream, dict(prepared.told), late=True)
     fenced, accepted = await services.database.run(
-        lambda conn: _record(conn, services, lease_key, chunk)
+        lambda conn: _record(conn, lease_key, chunk, leak, terms)
     )
     if failpoints.ARMED:
         await failpoints.hit("log.after_commit")
     if not fenced:
         await _look(services, command)
     if accepted:
-        services.metrics.log_bytes.inc(len(command.data))
+        services.metrics.log_bytes.inc(len(prepared.data))
+        tell(services, command.stream, prepared.counts.kinds)
     return accepted
 
 
+def _chunk(
+    services: Services, command: commands.AppendLog, prepared: Prepared, key: str, *, final: bool
+) -> Chunk:
+    objects = services.settings.objects
+    return Chunk(
+        ref_id=new_id(),
+        artifact_id=new_id(),
+        stream=command.stream,
+        offset=command.offset,
+        raw_size=prepared.accepted,
+        byte_size=len(prepared.data),
+        line_count=prepared.line_count,
+        raw_hmac=prepared.raw_hmac,
+        digest=f"sha256:{prepared.sha256.hex()}",
+        storage=objects.storage,
+        bucket=objects.bucket,
+        object_key=services.objects.full_key(key),
+        final=final,
+    )
+
+
 async def _record(
-    conn: Connection, services: Services, key: Key, chunk: Chunk
+    conn: Connection, key: Key, chunk: Chunk, leak: Leak, terms: Terms
 ) -> tuple[bool, bool]:
-    outcome = await logs.record(conn, key, chunk, services.terms.lease_time, _grace(services))
+    """The event of what was masked comes first: it locks the attempt, the rest only its lease."""
+    if leak.kinds:
+        await leaks.note(conn, [leak])
+    outcome = await logs.record(conn, key, chunk, terms)
     if failpoints.ARMED:
         await failpoints.hit("log.after_rows")
     return outcome
-
-
-def mark_between(lease_number: int) -> bytes:
-    """The line that readers get before the log of a further lease."""
-    return f"--- lease {lease_number} ---\n".encode()
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A piece of a stream as it is read: an object of the store, or a mark of our own."""
-
-    size: int
-    object_key: str | None
-    text: bytes = b""
-
-
-def segments(parts: Sequence[Part]) -> list[Segment]:
-    """The stream's pieces in reading order, a mark before every further lease."""
-    pieces: list[Segment] = []
-    lease_number = None
-    for part in parts:
-        if lease_number not in {None, part.lease_number}:
-            mark = mark_between(part.lease_number)
-            pieces.append(Segment(len(mark), None, mark))
-        lease_number = part.lease_number
-        pieces.append(Segment(part.byte_size, part.object_key))
-    return pieces
-
-
-async def read_segments(
-    services: Services, pieces: Sequence[Segment], first: int, last: int
-) -> AsyncIterator[bytes]:
-    """The bytes from `first` to `last` inclusive, one object after the other, in bounded memory."""
-    start = 0
-    for piece in pieces:
-        begin, end = max(first - start, 0), min(last - start, piece.size - 1)
-        start += piece.size
-        if begin > end:
-            continue
-        if piece.object_key is None:
-            yield piece.text[begin : end + 1]
-        else:
-            async for data in services.objects.read(piece.object_key, begin, end):
-                yield data
-
-
-async def list_segments(services: Services, attempt_id: UUID, stream: str) -> list[Segment]:
-    """The pieces of one stream of an attempt; empty if there is none yet."""
-    parts = await services.database.run(lambda conn: logs.list_parts(conn, attempt_id, stream))
-    return segments(parts)
 
 
 def _from_base64(value: Any) -> Any:

@@ -21,6 +21,7 @@ from app.loops.leader import RENEW_SECONDS, Leader
 from app.loops.loop import Loop
 from app.loops.make_partitions import MakePartitions
 from app.loops.mark_bucket import MarkBucket
+from app.loops.merge_logs import MergeLogs
 from app.loops.tick import Tick
 from app.services import Services
 
@@ -40,6 +41,7 @@ def loops_of(role: str) -> list[Loop]:
             ForgetClasses(),
             ForgetMessages(),
             MarkBucket(),
+            MergeLogs(),
         ]
         if role in {"scheduler", "all"}
         else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -54,6 +54,15 @@ class Listed:
     key: str
     byte_size: int
     modified_at: datetime
+
+
+_GONE = ("NoSuchKey", "404", "NotFound")
+
+
+def is_gone(error: ObjectStoreUnavailable) -> bool:
+    """Whether the store answered that there is no such object, and did not fail otherwise."""
+    cause = error.__cause__
+    return isinstance(cause, ClientError) and cause.response["Error"].get("Code") in _GONE
 
 
 class ObjectStore:
@@ -183,7 +192,7 @@ class ObjectStore:
 
     async def read(
         self, full_key: str, first: int | None = None, last: int | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """The bytes from `first` to `last` inclusive, in pieces. Raises ObjectStoreUnavailable."""
         extra: dict[str, Any] = {}
         if first is not None or last is not None:

@@ -335,6 +335,12 @@ class LimitSettings(Group):
     max_artifacts_per_attempt: int = Field(
         1000, ge=1, description="Artifacts that one attempt may ask to upload."
     )
+    max_follow_seconds: float = Field(
+        240.0,
+        gt=0,
+        le=3000,
+        description="Longest answer that follows a log, below the platform's limit of a request.",
+    )
     max_batch: int = Field(500, ge=1, le=500, description="Commands in one batch.")
     max_placement_classes_per_kind: int = Field(
         2000, ge=1, description="Different placements in use for one runner kind; then 422."

@@ -188,6 +188,7 @@ runner_leases = sa.Table(
     at_("late_word_at"),
     # What the timeline has been told of: "source:kind". NULL for nearly every lease.
     sa.Column("masked", ARRAY(sa.Text), nullable=True),
+    int_("log_chunks", default="0"),
     sa.UniqueConstraint("attempt_id", "lease_number"),
     one_of("status", lc.LeaseStatus),
     one_of("phase", lc.Phase),

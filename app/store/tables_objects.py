@@ -104,7 +104,13 @@ log_streams = sa.Table(
     flag_("final", default="false"),
     at_("created_at", null=False),
     at_("updated_at", null=False),
+    at_("truncated_at"),
+    at_("merged_at"),
     one_of("stream", lc.LogStream),
+    # Streams whose small objects nobody has merged yet, the oldest first.
+    sa.Index(
+        "log_streams_unmerged_idx", "created_at", postgresql_where=sa.text("merged_at IS NULL")
+    ),
     **with_(**HOT),
 )
 
@@ -123,7 +129,11 @@ raw_log_refs = sa.Table(
     bigint_("stream_offset"),
     bigint_("raw_size"),
     text_("raw_hmac"),
+    int_("arrival_number"),
+    bigint_("object_offset", default="0"),
     sa.UniqueConstraint("attempt_id", "lease_number", "stream", "stream_offset"),
+    # The order in which the chunks of a lease came, over all its streams: readers follow it.
+    sa.UniqueConstraint("attempt_id", "lease_number", "arrival_number"),
     one_of("stream", lc.LogStream),
     sa.CheckConstraint(
         "byte_size >= 0 AND line_count >= 0 AND stream_offset >= 0 AND raw_size >= 0",

@@ -41,6 +41,7 @@ service_ticks = sa.Table(
     at_("breaker_ended_at"),
     # The latest one of this feed epoch: what a clock that was set back is seen by.
     at_("latest_tick_at"),
+    at_("outage_began_at"),
     sa.CheckConstraint("one_row", name="one_row"),
     **with_(fillfactor=10),
 )

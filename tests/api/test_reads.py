@@ -261,7 +261,7 @@ async def long_life(control: Control, runner) -> str:
         await held.log(b"%d\n" % number, 2 * number, ("stdout", "stderr")[number > 2])
         if number == 2:
             await held.log(b"\n", 0, "stderr")
-            await held.log(b"12345", 1, "stderr")
+            await held.log(b"1234\n", 1, "stderr")
     await held.complete()
     return f"/v1/attempts/{held.attempt_id}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from app.domain.lifecycle import LogStream
 from app.domain.records import Attempt, HeartbeatRecord, Lease, LogRef
 
 
@@ -41,11 +42,54 @@ class HeartbeatPage(Page):
     """The signs of life of this page."""
 
 
+class LogStreamState(Answer):
+    """How far one stream of one lease has come."""
+
+    lease_number: int
+    """The lease."""
+    stream: LogStream
+    """The stream."""
+    next_offset: int
+    """Where its sender goes on, in its own bytes."""
+    stored_size: int
+    """Its length as stored."""
+    line_count: int
+    """Line feeds in it."""
+    final: bool
+    """Whether its sender closed it. If not, the last lines of an ended lease may be missing."""
+    truncated: bool
+    """Whether it was cut off at the limit of the attempt's logs."""
+
+
 class LogPage(Page):
     """Stored chunks of an attempt's log, by lease, stream and offset."""
 
     items: list[LogRef]
     """The chunks of this page."""
+    streams: list[LogStreamState]
+    """All streams of the attempt, on every page."""
+
+
+class LogMatch(Answer):
+    """One line that holds the text."""
+
+    stream: LogStream
+    """The stream."""
+    lease_number: int
+    """The lease that printed it."""
+    line_number: int
+    """Its number in the stream as it is read, from 1."""
+    offset: int
+    """Where the text begins in the stream as it is read: `offset` of the route that reads it."""
+    text: str
+    """The line; of a long one, what is around the text."""
+
+
+class LogMatchPage(Page):
+    """Lines that hold a text, stream after stream."""
+
+    items: list[LogMatch]
+    """The lines of this page."""
 
 
 class ProblemFault(Answer):

@@ -73,6 +73,9 @@ class LogPosition(Answer):
     """True: nothing was stored since no safe cut was found; send these bytes again with more."""
     final: bool
     """Whether the stream is closed."""
+    mask_refused: list[int]
+    """The places in `mask` (then `mask_base64`) of values that are too short or too long to be
+    looked for, or too many. They are not masked."""
 
 
 class RegisteredRunner(Cadence):
