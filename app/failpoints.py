@@ -42,6 +42,9 @@ NAMES = frozenset(
         "leader.after_elect",
         "sweep.after_select",
         "sweep.mid_batch",
+        "schedule.after_select",
+        "schedule.after_fire",
+        "outbox.after_publish",
     }
 )
 

@@ -14,11 +14,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.api.connections import BoundedProtocol, Doorkeeper
+from app.api.inside import Inside
 from app.api.tls import CertificateFiles
 from app.domain.errors import SettingsInvalid
 from app.handlers import all_handlers
 from app.handlers.registry import Registry
-from app.loops.supervisor import Supervisor, loops_of
+from app.loops.all_loops import loops_of
+from app.loops.supervisor import Supervisor
 from app.main import create_app
 from app.services import Services
 from app.settings import ServerSettings, Settings
@@ -130,8 +132,9 @@ async def serve_with(
     settings = services.settings
     registry = registry or all_handlers.build()
     _warn(settings, registry)
-    supervisor = Supervisor(services, loops_of(settings.role))
     app = create_app(services, registry)
+    inside = Inside(services, app.state.dispatcher)
+    supervisor = Supervisor(services, loops_of(settings.role, inside.deliver))
     server = _Server(app, settings.server, services.metrics)
     async with _running(supervisor):
         serving = asyncio.create_task(server.serve_quietly())
@@ -142,7 +145,8 @@ async def serve_with(
         app.state.draining.set()
         services.signals.drain()
         server.should_exit = True
-        await serving
+        # Another instance leads on while requests of this one still end.
+        await asyncio.gather(serving, supervisor.hand_over())
         stopped.cancel()
         broken.cancel()
         if not stop.is_set():

@@ -9,6 +9,7 @@ import httpx
 from app.auth.tokens import TokenVerifier
 from app.commands.claims import Claimer, PlacementClasses
 from app.commands.ends import rules_of
+from app.commands.leadership import Leadership
 from app.commands.leases import Terms
 from app.domain.keys import KeyRing
 from app.objects.store import ObjectStore
@@ -17,6 +18,7 @@ from app.store.database import Database
 from app.store.ends import Rules
 from app.store.signals import Signals
 from app.telemetry import Metrics
+from app.topics import Publisher
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Services:
     keys: KeyRing
     classes: PlacementClasses
     metrics: Metrics
+    leadership: Leadership
+    """What this process knows of its own leadership."""
+    election: Database
+    """One connection of its own for the election, which must not wait behind requests."""
+    publisher: Publisher
 
     @property
     def terms(self) -> Terms:
