@@ -54,7 +54,7 @@ async def prove(conn: Connection, fence: Fence) -> None:
 
 _RENEW = """
 -- leaders.renew
-UPDATE leaders l SET renewed_at = fact_after(l.renewed_at), expires_at = clock_fact() + $3
+UPDATE leaders l SET renewed_at = clock_fact(), expires_at = clock_fact() + $3
 WHERE l.name = $1 AND l.holder = $2 AND EXISTS (SELECT FROM leader_terms t
     WHERE t.name = l.name AND t.term = l.term AND t.holder = l.holder AND t.until_at IS NULL)
 RETURNING l.term
@@ -92,7 +92,7 @@ WITH past AS (
 ), taken AS (
     UPDATE leaders l SET holder = $2, label = $4, term = greatest(l.term, past.term) + 1,
         elected_at = greatest(clock_fact(), past.until_at),
-        renewed_at = greatest(clock_fact(), past.until_at), expires_at = clock_fact() + $3
+        renewed_at = clock_fact(), expires_at = clock_fact() + $3
     FROM past WHERE l.name = $1
     RETURNING l.name, l.term, l.holder, l.label, l.elected_at
 )
@@ -123,11 +123,11 @@ async def hold(
 _RESIGN = """
 -- leaders.resign
 WITH given AS (
-    UPDATE leaders l SET holder = NULL, expires_at = NULL, renewed_at = fact_after(l.renewed_at)
+    UPDATE leaders l SET holder = NULL, expires_at = NULL, renewed_at = clock_fact()
     WHERE l.name = $1 AND l.holder = $2 RETURNING l.name, l.term, l.renewed_at
 )
-UPDATE leader_terms t SET until_at = g.renewed_at, renewed_at = g.renewed_at,
-    ended_by = 'resignation'
+UPDATE leader_terms t SET until_at = greatest(t.from_at, g.renewed_at),
+    renewed_at = greatest(t.from_at, g.renewed_at), ended_by = 'resignation'
 FROM given g WHERE t.name = g.name AND t.term = g.term AND t.until_at IS NULL
 """
 
