@@ -19,8 +19,7 @@ from app.api.tls import CertificateFiles
 from app.domain.errors import SettingsInvalid
 from app.handlers import all_handlers
 from app.handlers.registry import Registry
-from app.loops.all_loops import loops_of
-from app.loops.supervisor import Supervisor
+from app.loops.supervisor import Supervisor, loops_of
 from app.main import create_app
 from app.services import Services
 from app.settings import ServerSettings, Settings

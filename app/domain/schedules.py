@@ -158,8 +158,11 @@ def plan(pending: Pending, now: datetime, late_after: timedelta, walk: int = WAL
         # So many were missed that more than one pass is needed: the latest ones come later.
         kept = walk // 2
         return Plan([], due[:kept], due[kept])
-    late = [time for time in due if now - fire_at(name, timing, time) > late_after]
-    on_time = due[len(late) :] if due[: len(late)] == late else [t for t in due if t not in late]
+    late: list[datetime] = []
+    on_time: list[datetime] = []
+    for time in due:
+        is_late = now - fire_at(name, timing, time) > late_after
+        (late if is_late else on_time).append(time)
     made_up = _made_up(pending, late, on_time)
     return Plan(sorted([*made_up, *on_time]), late[: len(late) - len(made_up)], following)
 

@@ -16,9 +16,19 @@ from time import monotonic
 import structlog
 
 from app.domain.errors import LeadershipLost, ServiceError, SweepTooSlow
+from app.domain.sent import Deliver
+from app.loops.end_due import EndDue
+from app.loops.fire_schedules import FireSchedules
+from app.loops.forget_classes import ForgetClasses
+from app.loops.forget_messages import ForgetMessages
+from app.loops.forget_schedules import ForgetSchedules
+from app.loops.keep_keys import KeepKeys
 from app.loops.leader import Leader
 from app.loops.loop import Loop, Result
+from app.loops.make_partitions import MakePartitions
 from app.loops.reports import Reports
+from app.loops.send_outbox import SendOutbox
+from app.loops.tick import Tick
 from app.services import Services
 
 _LOG = structlog.get_logger(__name__)
@@ -29,6 +39,25 @@ _LOOK_SECONDS = 0.2
 _REPORT_SECONDS = 1.0
 _STOP_SECONDS = 3.0
 _HAND_OVER_SECONDS = 0.3
+
+
+def loops_of(role: str, deliver: Deliver) -> list[Loop]:
+    """The loops that a process of this role runs.
+
+    `deliver` hands messages to the handlers of this process, where no topic is configured.
+    """
+    ticking: list[Loop] = [Tick()] if role in {"api", "all"} else []
+    sweeping: list[Loop] = [
+        EndDue(),
+        KeepKeys(),
+        FireSchedules(),
+        SendOutbox(deliver),
+        MakePartitions(),
+        ForgetClasses(),
+        ForgetMessages(),
+        ForgetSchedules(),
+    ]
+    return ticking + (sweeping if role in {"scheduler", "all"} else [])
 
 
 class Supervisor:

@@ -1,8 +1,8 @@
 """What is forgotten of messages, and when."""
 
 from app.domain.ids import new_id
-from app.loops.all_loops import loops_of
 from app.loops.forget_messages import ForgetMessages
+from app.loops.supervisor import loops_of
 
 
 async def test_rows_go_when_their_time_is_over_and_not_before(services, sql):
