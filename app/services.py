@@ -12,6 +12,7 @@ from app.commands.ends import rules_of
 from app.commands.leadership import Leadership
 from app.commands.leases import Terms
 from app.domain.keys import KeyRing
+from app.domain.masking import Masker
 from app.objects.store import ObjectStore
 from app.settings import Settings
 from app.store.database import Database
@@ -32,6 +33,7 @@ class Services:
     http: httpx.AsyncClient
     tokens: TokenVerifier
     keys: KeyRing
+    masker: Masker
     classes: PlacementClasses
     metrics: Metrics
     leadership: Leadership

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
+import structlog
 
 from app import failpoints
 from app.auth.tokens import TokenVerifier
 from app.commands.claims import PlacementClasses
 from app.commands.leadership import Leadership
 from app.domain.keys import KeyRing
+from app.domain.masking import Masker
 from app.failpoints import Failpoint
 from app.objects.store import ObjectStore
 from app.services import Services
-from app.settings import DatabaseSettings, Settings
+from app.settings import DatabaseSettings, Settings, TestingSettings
 from app.store.database import Database
 from app.store.signals import Signals
 from app.telemetry import Metrics
 from app.topics import Publisher
+
+_LOG = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
@@ -29,12 +34,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     Nothing needs to be reachable for it: a database or bucket that is away shows in `/readyz` and
     as 503, and is used as soon as it is back.
     """
-    failpoints.arm(
-        {
-            name: Failpoint(**point.model_dump())
-            for name, point in settings.testing.failpoints.items()
-        }
-    )
+    arm_failpoints(settings.testing)
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx.AsyncClient(follow_redirects=False))
         tokens = TokenVerifier(settings.identity, http)
@@ -49,6 +49,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         signals = Signals(settings.database)
         await signals.start()
         stack.push_async_callback(signals.stop)
+        masker = await _prepared_masker()
         yield Services(
             settings=settings,
             database=database,
@@ -63,6 +64,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
                     for key_id, secret in settings.keys.secrets.items()
                 },
             ),
+            masker=masker,
             classes=PlacementClasses(),
             metrics=Metrics(),
             leadership=Leadership(settings.scheduler),
@@ -84,3 +86,19 @@ def for_election(settings: Settings) -> DatabaseSettings:
             "lock_timeout_seconds": longest,
         }
     )
+
+
+def arm_failpoints(testing: TestingSettings) -> None:
+    """Arm what the settings name, and nothing else."""
+    failpoints.arm(
+        {name: Failpoint(**point.model_dump()) for name, point in testing.failpoints.items()}
+    )
+
+
+async def _prepared_masker() -> Masker:
+    """The masker, its rules compiled; without them it withholds all, and readyz says so."""
+    masker = Masker()
+    health = await asyncio.to_thread(masker.prepare)
+    if health.problem:
+        _LOG.warning("masking.problem", engine=health.engine, problem=health.problem)
+    return masker

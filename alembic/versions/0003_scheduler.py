@@ -3,13 +3,13 @@
 Frozen SQL: `app/store/tables_scheduler.py` declares the same, and a test compares both.
 
 Revision ID: 0003
-Revises: 0001
+Revises: 0002
 """
 
 from alembic import op
 
 revision = "0003"
-down_revision = "0001"
+down_revision = "0002"
 branch_labels = None
 depends_on = None
 

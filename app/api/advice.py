@@ -19,6 +19,9 @@ _NEW_SESSION = "Register with a new `session_id`, made at the start of the proce
 ADVICE: Mapping[type[ServiceError], str] = {
     e.SettingsInvalid: "Set the variables that the lines name, then start again.",
     e.RequestInvalid: "Mend the places that `errors` points to.",
+    e.SecretInRequest: (
+        'Put `{"secret_ref": "vault://…"}` where `errors` points to; the runner fetches it itself.'
+    ),
     e.BodyNotJson: "Send one JSON document in UTF-8.",
     e.BodyTooLarge: "Send less; `limit_bytes` says how much is accepted.",
     e.ContentEncodingUnsupported: "Send the body uncompressed.",
@@ -76,6 +79,7 @@ ADVICE: Mapping[type[ServiceError], str] = {
     e.DatabaseUnavailable: _AGAIN,
     e.OutcomeUnknown: "Send the same request again: the repeat says what became of it.",
     e.ObjectStoreUnavailable: _AGAIN,
+    e.MaskingUnavailable: "Send it again later; `/readyz` of that instance says what is wrong.",
     e.Overloaded: _AGAIN,
     e.LeadershipLost: "Nothing; `GET /v1/scheduler` says who leads.",
     e.SweepTooSlow: "Look at the sweep in `GET /v1/scheduler`; it is tried again.",

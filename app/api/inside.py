@@ -20,7 +20,7 @@ from app.domain.commands import CreateAttempt
 from app.domain.envelope import Envelope
 from app.domain.errors import ServiceError
 from app.domain.sent import Sent
-from app.handlers.attempts import CREATE, create_attempts, keyed
+from app.handlers.attempts import CREATE, check_create, create_attempts, keyed
 from app.services import Services
 
 SUBSCRIPTION = "schedules"
@@ -60,9 +60,11 @@ class Inside:
             if envelope.to == CREATE and isinstance(envelope.data, dict):
                 fields = keyed(envelope.data, envelope.id)
                 try:
-                    requests[place] = CreateRequest(validate(CreateAttempt, fields), fields)
+                    command = validate(CreateAttempt, fields)
+                    check_create(self.services, command)
                 except ServiceError:
                     continue
+                requests[place] = CreateRequest(command, fields)
         if len(requests) < 2:  # noqa: PLR2004 - nothing is gained
             return {}
         try:

@@ -43,6 +43,7 @@ class Answer:
 ANSWERS: Mapping[type[ServiceError], Answer] = {
     e.SettingsInvalid: Answer(500, Push.OURS),
     e.RequestInvalid: Answer(422, Push.POISON),
+    e.SecretInRequest: Answer(422, Push.POISON),
     e.BodyNotJson: Answer(400, Push.POISON),
     e.BodyTooLarge: Answer(413, Push.POISON),
     e.ContentEncodingUnsupported: Answer(415, Push.POISON),
@@ -96,6 +97,7 @@ ANSWERS: Mapping[type[ServiceError], Answer] = {
     e.DatabaseUnavailable: Answer(503, Push.OURS, retry_after=1),
     e.OutcomeUnknown: Answer(503, Push.OURS, retry_after=1),
     e.ObjectStoreUnavailable: Answer(503, Push.OURS, retry_after=1),
+    e.MaskingUnavailable: Answer(503, Push.OURS, retry_after=5),
     e.Overloaded: Answer(503, Push.OURS, retry_after=1),
     e.LeadershipLost: Answer(503, Push.OURS, retry_after=1),
     e.SweepTooSlow: Answer(503, Push.OURS, retry_after=1),

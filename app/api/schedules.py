@@ -20,10 +20,14 @@ from app.api.bodies import documented, read_object, validate
 from app.api.identity import require, services_of
 from app.api.schemas import schedules as shown
 from app.api.schemas.schedules import TriggerSchedule
+from app.domain.commands import CreateAttempt
 from app.domain.errors import RequestInvalid
 from app.domain.schedules import PLACEHOLDER, PutSchedule, render
 from app.handlers import schedules
+from app.handlers.attempts import check_create
+from app.handlers.masks import refuse_secrets
 from app.handlers.registry import Registry
+from app.services import Services
 from app.store import schedules as store
 from app.store.schedules import Fire, Schedule
 
@@ -93,7 +97,7 @@ async def put_schedule(request: Request, name: Name) -> Response:
     services = services_of(request)
     fields = await read_object(request, services.settings.server.max_body_bytes)
     given = validate(PutSchedule, fields)
-    _try(given, request.app.state.registry, services.settings.scheduler.handlers)
+    _try(services, given, request.app.state.registry)
     by = request.state.identity.account
     stored, created = await schedules.put_schedule(services, name, given, by)
     _LOG.info("schedule.put", name=name, by=by, version=stored.version)
@@ -193,8 +197,9 @@ def _fire(fire: Fire) -> shown.Fire:
 # --- trying what would be sent -------------------------------------------------------------------
 
 
-def _try(given: PutSchedule, registry: Registry, allowed: tuple[str, ...]) -> None:
+def _try(services: Services, given: PutSchedule, registry: Registry) -> None:
     """Refuse what its handler would refuse when its time comes. Raises RequestInvalid."""
+    allowed = services.settings.scheduler.handlers
     handler = registry.find(given.to) if given.to in allowed else None
     if handler is None or handler.under_lease:
         detail = f"must be one of the handlers that schedules may call: {', '.join(allowed)}"
@@ -203,10 +208,18 @@ def _try(given: PutSchedule, registry: Registry, allowed: tuple[str, ...]) -> No
     data = cast("dict[str, Any]", render(given.data, given.at or now))
     fields = data if handler.prepare is None else handler.prepare(data, str(uuid4()))
     try:
-        validate(handler.model, fields)
+        command = validate(handler.model, fields)
+        if isinstance(command, CreateAttempt):
+            check_create(services, command)
     except RequestInvalid as error:
         moved = [{**fault, "pointer": f"/data{fault['pointer']}"} for fault in error.errors]
-        raise RequestInvalid(moved) from None
+        raise type(error)(moved) from None
+    refuse_secrets(services, data=given.data)
+    _refuse_one_key(given)
+
+
+def _refuse_one_key(given: PutSchedule) -> None:
+    """With the same key every time only the first message would have an effect."""
     key = given.data.get("idempotency_key")
     if given.cron is not None and key is not None and PLACEHOLDER not in str(key):
         detail = f"must hold {PLACEHOLDER}, or be left out: with one key only the first would count"

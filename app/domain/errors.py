@@ -57,6 +57,10 @@ class RequestInvalid(ServiceError):
         self.errors = tuple(errors)
 
 
+class SecretInRequest(RequestInvalid):
+    """The request holds what looks like a secret; name it by a reference instead."""
+
+
 class BodyNotJson(ServiceError):
     """The body is not a JSON document."""
 
@@ -299,6 +303,10 @@ class DatabaseUnavailable(ServiceError):
 
 class OutcomeUnknown(ServiceError):
     """It is not known whether the request took effect; repeat it as it was."""
+
+
+class MaskingUnavailable(ServiceError):
+    """Whether this holds a secret cannot be told at the moment; try again."""
 
 
 class ObjectStoreUnavailable(ServiceError):

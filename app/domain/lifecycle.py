@@ -88,6 +88,7 @@ class EventType(StrEnum):
     LOG_TRUNCATED = "log_truncated"
     LEGAL_HOLD_SET = "legal_hold_set"
     LEGAL_HOLD_LIFTED = "legal_hold_lifted"
+    KEY_FREED = "key_freed"
 
 
 EVENT_OF_MOVE: Final = MappingProxyType(

@@ -290,6 +290,8 @@ WITH input AS (
     ORDER BY a.id FOR NO KEY UPDATE OF a
 ), fenced AS (
     UPDATE runner_leases l SET status = 'released', released_at = fact_after(t.last_event_at),
+        -- A word under a continuation whose start we never heard of: it had begun.
+        started_at = coalesce(l.started_at, fact_after(t.last_event_at)),
         completion_digest = i.digest
     FROM input i JOIN target t ON t.lease_id = i.lease_id
     WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = 'active'

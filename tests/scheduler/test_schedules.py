@@ -15,6 +15,8 @@ from tests.scheduler.world import a_schedule, attempt_data
 
 START = datetime(2026, 6, 1, 0, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+ID = "0b0f4d0e-5b0c-4b52-9b39-6b2c5c1f8a01"
+KEY = "AKIA" + "IOSFODNN7EXAMPLB"
 
 
 def hour(number: int) -> str:
@@ -86,6 +88,11 @@ def definition(shown: dict) -> dict:
         ({"data": {"text": "x" * 70_000}}, "/data"),
         ({"data": attempt_data(job_spec_ref={"a": "\x00"})}, "/data"),
         ({"unknown": 1}, "/unknown"),
+        (
+            {"data": attempt_data(job_spec_ref={"password": "hunter2!"})},
+            "/data/job_spec_ref/password",
+        ),
+        ({"to": "attempt.cancel", "data": {"attempt_id": ID, "reason": KEY}}, "/data/reason"),
     ],
 )
 async def test_schedule_that_cannot_work_is_refused_at_once_and_says_where(world, fields, pointer):
