@@ -13,14 +13,14 @@ from app.loops.leader import Leader
 from app.loops.send_outbox import SendOutbox
 from tests.scheduler.world import a_schedule, attempt_data
 
-START = datetime(2026, 6, 1, 0, 30, tzinfo=UTC)
+START = datetime(2027, 6, 1, 0, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 ID = "0b0f4d0e-5b0c-4b52-9b39-6b2c5c1f8a01"
 KEY = "AKIA" + "IOSFODNN7EXAMPLB"
 
 
 def hour(number: int) -> str:
-    return f"2026-06-01T{number:02}:00:00Z"
+    return f"2027-06-01T{number:02}:00:00Z"
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ async def test_schedule_is_created_read_listed_replaced_and_removed(world):
     gone = await world.control.call("GET", "/v1/schedules/nightly")
 
     assert [one.status_code for one in (created, again, replaced)] == [201, 200, 200]
-    assert created.json()["upcoming"][:2] == ["2026-06-02T00:00:00Z", "2026-06-03T00:00:00Z"]
+    assert created.json()["upcoming"][:2] == ["2027-06-02T00:00:00Z", "2027-06-03T00:00:00Z"]
     assert [one.json()["version"] for one in (created, again, replaced)] == [1, 1, 2]
     assert replaced.json()["next_due_at"] == hour(4)
     assert [page.json()["items"][0]["name"] for page in (listed, more)] == ["nightly", "other"]
@@ -317,7 +317,7 @@ async def test_paused_schedule_comes_due_no_more_and_makes_up_for_nothing(world)
     assert paused.json()["paused_by"] == "control-plane@dev.localhost"
     assert paused.json() == again.json()
     assert (fired.done, kept["next_due_at"]) == (0, None)
-    assert resumed.json()["next_due_at"] == "2026-06-01T04:30:00Z"
+    assert resumed.json()["next_due_at"] == "2027-06-01T04:30:00Z"
     assert resumed.json()["paused_at"] is None
     assert (await world.post("hourly", "resume")).json() == resumed.json()
     assert (await world.fire()).done == 0
