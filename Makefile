@@ -12,7 +12,7 @@ export UV_PYTHON_DOWNLOADS := never
 option = $(if $(filter command,$(origin $(1))),--$(2) "$($(1))")
 STACK = $(call option,NAME,name)
 
-.PHONY: help run demo install install-dev test test-thorough test-kill test-slow check format docs bench clean lock
+.PHONY: help run demo install install-dev test test-thorough test-kill test-pgbouncer test-slow check format docs bench clean lock
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo 'make demo-lost  the runner dies half-way; also demo-cancel, demo-stuck'
 	@echo 'make test       all tests, on real parts; T=tests/... for some'
 	@echo 'make test-thorough   every rule in depth; test-kill: it is killed; test-slow: full sizes'
+	@echo 'make test-pgbouncer  what speaks to the database, through a transaction pooler'
 	@echo 'make check      style, types, import rules'
 	@echo 'make docs       the generated reference'
 	@echo 'make bench      measurements on this machine; also bench-start, bench-claim, ...'
@@ -47,6 +48,12 @@ test-thorough: install-dev
 
 test-kill: install-dev
 	@exec $(PY) -m pytest -m 'kill and not slow' $(or $(T),tests)
+
+# Everything that speaks to the database, through Debian's PgBouncer in transaction mode.
+test-pgbouncer: install-dev
+	@exec $(PY) -m pytest -n 2 --pgbouncer -m 'not slow and not kill' \
+	  $(or $(T),tests/store tests/lifecycle tests/scheduler tests/api tests/test_life.py)
+	@exec $(PY) -m pytest -m 'kill and not slow' tests/kill/test_pooler.py
 
 test-slow: install-dev
 	@exec $(PY) -m pytest -m slow $(or $(T),tests)

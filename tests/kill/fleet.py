@@ -81,8 +81,11 @@ class Fleet:
         }
 
     async def _relay(self, request: Request) -> Response:
-        """To a random instance, as a load balancer that does not look would do it."""
-        instance = self._dice.choice(self.instances)
+        """To a random instance that is there; whether it can answer nobody asks."""
+        there = [one for one in self.instances if not one.service.has_ended]
+        if not there:
+            return Response(status_code=503)
+        instance = self._dice.choice(there)
         headers = {"authorization": request.headers["authorization"]}
         try:
             answer = await self._http.post(
@@ -198,7 +201,7 @@ class Fleet:
     async def settle(self, names: list[str], seconds: float = 60) -> None:
         """Let everything that came due be sent and carried out; then nothing comes due any more."""
         caller = self.caller("control-plane")
-        caught_up = "SELECT min(next_fire_at) > now() - interval '1 s' FROM schedules"
+        caught_up = "SELECT min(next_fire_at) > now() - interval '3 s' FROM schedules"
         async with asyncio.timeout(seconds):
             while not await self.sql.fetchval(caught_up):
                 await asyncio.sleep(0.1)

@@ -44,12 +44,14 @@ class DatabaseProxy:
             task.add_done_callback(self._pipes.discard)
 
     async def _pipe(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await source.read(65536):
-                await self._open.wait()
-                sink.write(data)
-                await sink.drain()
-        sink.close()
+        try:
+            with suppress(OSError):
+                while data := await source.read(65536):
+                    await self._open.wait()
+                    sink.write(data)
+                    await sink.drain()
+        finally:
+            sink.close()
 
     async def stop(self) -> None:
         assert self._server is not None
@@ -58,3 +60,4 @@ class DatabaseProxy:
             task.cancel()
         if self._pipes:
             await asyncio.wait(list(self._pipes))
+        await self._server.wait_closed()

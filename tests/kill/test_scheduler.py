@@ -130,15 +130,15 @@ async def test_leader_that_was_stopped_for_a_minute(make_fleet):
 
 
 @pytest.mark.parametrize(
-    "moment",
+    ("moment", "topic"),
     [
-        "leader.after_elect",
-        "schedule.after_select",
-        "schedule.after_fire",
-        "outbox.after_publish",
+        ("leader.after_elect", False),
+        ("schedule.after_select", False),
+        ("schedule.after_fire", False),
+        ("outbox.after_publish", False),
+        ("outbox.after_publish", True),
     ],
 )
-@pytest.mark.parametrize("topic", [True, False], ids=["topic", "inside"])
 async def test_leader_that_dies_at_a_named_moment_loses_nothing_and_doubles_nothing(
     make_fleet, moment, topic
 ):
