@@ -43,6 +43,7 @@ class Fleet:
         self.tell: Callable[[str], None] = lambda _: None
         self._objects, self._issuer, self._folder = objects, issuer, folder
         self.instances: list[Instance] = []
+        self._callers: list[Caller] = []
         self._http = httpx.AsyncClient(timeout=10)
         self._dice = random.Random(7)
 
@@ -119,7 +120,8 @@ class Fleet:
 
     def caller(self, role: str) -> Caller:
         token = self._issuer[0].mint(ACCOUNTS[role], AUDIENCE)
-        return Caller([one.service.url for one in self.instances], token)
+        self._callers.append(Caller([one.service.url for one in self.instances], token))
+        return self._callers[-1]
 
     async def schedule(self, count: int, cron: str = "* * * * * *") -> list[str]:
         """Schedules of which every due time must have its message, however late."""
@@ -133,7 +135,6 @@ class Fleet:
             answer = await caller.call("PUT", f"/v1/schedules/{name}", json=body)
             assert answer.status_code in {200, 201}, answer.text
             names.append(name)
-        await caller.close()
         return names
 
     # --- what is done to them --------------------------------------------------------------------
@@ -211,7 +212,6 @@ class Fleet:
                 await asyncio.sleep(0.1)
             while self.pubsub is not None and self.pubsub.ledger.unsettled():
                 await asyncio.sleep(0.1)
-        await caller.close()
 
     async def check_ticks(self) -> int:
         """Every second of every schedule has one fire, one message and one attempt; how many."""
@@ -250,6 +250,8 @@ class Fleet:
         return gaps
 
     async def close(self) -> None:
+        for caller in self._callers:
+            await caller.close()
         for one in self.instances:
             one.proxy.heal()
             with suppress(ProcessLookupError):

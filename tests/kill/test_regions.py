@@ -75,7 +75,6 @@ async def create_in(fleet: Fleet, region: list[Instance]) -> int:
     caller = fleet.caller("control-plane")
     fleet.instances = everybody
     answer = await caller.call("POST", "/v1/attempts", json=new_attempt())
-    await caller.close()
     return answer.status_code
 
 

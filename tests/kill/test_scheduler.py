@@ -186,7 +186,6 @@ async def test_trigger_whose_answer_was_lost_is_repeated_and_sends_one_message(m
     answers = [
         await caller.call("POST", f"/v1/schedules/{name}:trigger", json=body) for _ in range(4)
     ]
-    await caller.close()
     await fleet.settle([name])
 
     assert len({answer.json()["id"] for answer in answers}) == 1
@@ -206,7 +205,6 @@ async def test_process_that_only_runs_sweeps_answers_for_its_health_and_nothing_
     fleet.instances = [scheduler]
     caller = fleet.caller("operator")
     refused = await caller.call("GET", "/v1/schedules")
-    await caller.close()
     fleet.instances = [scheduler, api]
 
     assert leading is scheduler
