@@ -157,7 +157,7 @@ class Fleet:
         await one.service.start()
 
     async def terminate(self, one: Instance) -> None:
-        await one.service.stop()
+        await one.service.stop(patience=90)  # many at once share few cores
         await one.service.start()
 
     async def freeze(self, one: Instance) -> None:
@@ -256,7 +256,8 @@ class Fleet:
             one.proxy.heal()
             with suppress(ProcessLookupError):
                 if not one.service.has_ended:
-                    await one.service.stop()
+                    one.service.kill(signal.SIGCONT)
+                    one.service.kill()
             await one.proxy.stop()
         if self.pubsub is not None:
             await self.pubsub.stop()
