@@ -51,6 +51,9 @@ NAMES = frozenset(
         "leader.after_elect",
         "sweep.after_select",
         "sweep.mid_batch",
+        "schedule.after_select",
+        "schedule.after_fire",
+        "outbox.after_publish",
         "migrate.mid_step",
     }
 )

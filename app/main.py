@@ -24,6 +24,8 @@ from app.api import (
     operator,
     push,
     runner,
+    scheduler,
+    schedules,
 )
 from app.api.bodies import pointer
 from app.api.dispatch import Dispatcher
@@ -65,27 +67,31 @@ def create_app(services: Services, registry: Registry | None = None) -> FastAPI:
         telemetry={"operation_spans": False, "metrics": False, "logs": False},
     )
     app.state.services = services
-    app.state.dispatcher = Dispatcher(services, registry or all_handlers.build())
+    app.state.registry = registry or all_handlers.build()
+    app.state.dispatcher = Dispatcher(services, app.state.registry)
     app.state.in_flight = push.InFlight(services.settings.push)
     app.state.draining = asyncio.Event()
     app.state.schema_head = revision.HEAD
-    for router in (
-        batches.control,
-        batches.runner,
-        control.router,
-        events.router,
-        log_reads.router,
-        operator.reads,
-        operator.writes,
-        dead_letters.router,
-        runner.router,
-        artifacts.writes,
-        artifacts.reads,
-        logs.router,
-        push.router,
-        health.router,
-    ):
-        app.include_router(router)
+    if services.settings.role != "scheduler":  # one that only runs loops answers for its health
+        for router in (
+            batches.control,
+            batches.runner,
+            control.router,
+            events.router,
+            log_reads.router,
+            operator.reads,
+            operator.writes,
+            dead_letters.router,
+            schedules.router,
+            scheduler.router,
+            runner.router,
+            artifacts.writes,
+            artifacts.reads,
+            logs.router,
+            push.router,
+        ):
+            app.include_router(router)
+    app.include_router(health.router)
     add_docs(app)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(RequestValidationError, _invalid_parameters)

@@ -153,6 +153,64 @@ class Metrics:
             ["loop", "outcome"],
             registry=registry,
         )
+        self.loop_seconds = Histogram(
+            "execution_plane_loop_seconds",
+            "Duration of good passes of the loops of this process.",
+            ["loop"],
+            registry=registry,
+            buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+        )
+        self.loop_done = Counter(
+            "execution_plane_loop_done",
+            "Things that good passes of the loops of this process dealt with.",
+            ["loop"],
+            registry=registry,
+        )
+        self.sweep_lag_seconds = Gauge(
+            "execution_plane_sweep_lag_seconds",
+            "How far a sweep is behind anywhere: overdue, and the age of what it left due.",
+            ["loop"],
+            registry=registry,
+        )
+        self.sweep_failing = Gauge(
+            "execution_plane_sweep_failing",
+            "Failed passes of a sweep in a row, anywhere.",
+            ["loop"],
+            registry=registry,
+        )
+        self.leading = Gauge(
+            "execution_plane_leading", "1 if this process leads the sweeps.", registry=registry
+        )
+        self.leader_alive = Gauge(
+            "execution_plane_leader_alive",
+            "1 if some process leads the sweeps by the database's clock.",
+            registry=registry,
+        )
+        self.leader_term = Gauge(
+            "execution_plane_leader_term",
+            "The term of the leader; it grows with every election.",
+            registry=registry,
+        )
+        self.schedules_fired = Counter(
+            "execution_plane_schedules_fired",
+            "Messages that schedules put into the outbox.",
+            registry=registry,
+        )
+        self.outbox_sent = Counter(
+            "execution_plane_outbox_sent",
+            "Messages of the outbox that were sent.",
+            registry=registry,
+        )
+        self.outbox_waiting = Gauge(
+            "execution_plane_outbox_waiting",
+            "Messages that wait in the outbox to be sent.",
+            registry=registry,
+        )
+        self.outbox_oldest_seconds = Gauge(
+            "execution_plane_outbox_oldest_seconds",
+            "Age of the oldest message in the outbox.",
+            registry=registry,
+        )
 
 
 def configure_logging(log_format: str, log_level: str) -> None:

@@ -101,11 +101,15 @@ ADVICE: Mapping[type[ServiceError], str] = {
     e.StateNotFound: "Check the key, or create the document with `If-None-Match: *`.",
     e.StateChanged: "Read the document, apply your change to it, send its new `ETag`.",
     e.PreconditionMissing: "Read the document and send its `ETag` as `If-Match`.",
+    e.ScheduleNotFound: "Check the name, or create the schedule.",
     e.DatabaseUnavailable: _AGAIN,
     e.OutcomeUnknown: "Send the same request again: the repeat says what became of it.",
     e.ObjectStoreUnavailable: _AGAIN,
     e.MaskingUnavailable: "Send it again later; `/readyz` of that instance says what is wrong.",
     e.Overloaded: _AGAIN,
+    e.LeadershipLost: "Nothing; `GET /v1/scheduler` says who leads.",
+    e.SweepTooSlow: "Look at the sweep in `GET /v1/scheduler`; it is tried again.",
+    e.PublishFailed: "Check the topic and this service's right to publish to it.",
     e.Draining: "Send the same request again; another instance answers it.",
 }
 

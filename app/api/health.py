@@ -11,6 +11,7 @@ from app.api.identity import services_of
 from app.domain.errors import ServiceError
 from app.store import dead_letters, feed, gauges
 from app.store.feed import Holder
+from app.store.scheduler_gauges import show_scheduler
 
 router = APIRouter(tags=["health"])
 
@@ -92,6 +93,7 @@ async def metrics(request: Request) -> Response:
         services.metrics.dead_letters_open.clear()
         for reason, count in letters.items():
             services.metrics.dead_letters_open.labels(reason).set(count)
+        await services.database.run(lambda conn: show_scheduler(conn, services.metrics))
     except ServiceError:
         pass  # the counters are told all the same; the database's absence is a metric elsewhere
     return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -108,11 +108,15 @@ ANSWERS: Mapping[type[ServiceError], Answer] = {
     e.StateNotFound: Answer(404, Push.LATER),
     e.StateChanged: Answer(412, Push.LATER),
     e.PreconditionMissing: Answer(428, Push.POISON),
+    e.ScheduleNotFound: Answer(404, Push.POISON),
     e.DatabaseUnavailable: Answer(503, Push.OURS, retry_after=1),
     e.OutcomeUnknown: Answer(503, Push.OURS, retry_after=1),
     e.ObjectStoreUnavailable: Answer(503, Push.OURS, retry_after=1),
     e.MaskingUnavailable: Answer(503, Push.OURS, retry_after=5),
     e.Overloaded: Answer(503, Push.OURS, retry_after=1),
+    e.LeadershipLost: Answer(503, Push.OURS, retry_after=1),
+    e.SweepTooSlow: Answer(503, Push.OURS, retry_after=1),
+    e.PublishFailed: Answer(503, Push.OURS, retry_after=1),
     e.Draining: Answer(503, Push.OURS, retry_after=1),
 }
 

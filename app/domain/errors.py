@@ -353,6 +353,13 @@ class PreconditionMissing(ServiceError):
     """Say which version is to be replaced: If-Match with its ETag, or If-None-Match with *."""
 
 
+# --- schedules -----------------------------------------------------------------------------------
+
+
+class ScheduleNotFound(ServiceError):
+    """There is no schedule with this name."""
+
+
 # --- us ------------------------------------------------------------------------------------------
 
 
@@ -374,6 +381,18 @@ class ObjectStoreUnavailable(ServiceError):
 
 class Overloaded(ServiceError):
     """Too much is in flight here; try again."""
+
+
+class LeadershipLost(ServiceError):
+    """This instance does not lead the sweeps any more; another one goes on."""
+
+
+class SweepTooSlow(ServiceError):
+    """A sweep did not end within its time and was broken off."""
+
+
+class PublishFailed(ServiceError):
+    """The topic did not take the message; it is sent again."""
 
 
 class Draining(ServiceError):

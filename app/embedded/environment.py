@@ -68,6 +68,9 @@ def service_environment(parts: Parts, keys: Mapping[str, Any]) -> dict[str, str]
         "KEYS__CURRENT": keys["current"],
         "KEYS__SECRETS": keys["secrets"],
         "PUSH__SUBSCRIPTIONS": {SUBSCRIPTION: PUSH_HANDLERS},
+        "SCHEDULER__TOPIC": TOPIC,
+        "SCHEDULER__PUBSUB_URL": parts.issuer_url,
+        "SCHEDULER__PUBSUB_CREDENTIALS": "none",
     }
     return {
         PREFIX + name: json.dumps(value) if isinstance(value, (dict, list)) else str(value)

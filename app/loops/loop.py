@@ -14,10 +14,17 @@ class Result:
 
     done: int
     more: bool = False
+    behind_seconds: float = 0.0
+    """How long the oldest thing that the pass found had been due; 0: nothing was."""
 
 
 class Loop(Protocol):
-    """One kind of upkeep. Tests call `run_once`; the supervisor owns everything else."""
+    """One kind of upkeep. Tests call `run_once`; the supervisor owns everything else.
+
+    A pass is bounded in rows by itself, and in time by the supervisor: `limit_seconds` where a loop
+    has such an attribute, otherwise a minute. One that must write only as leader proves the term in
+    its transaction: `await services.leadership.prove(conn)`.
+    """
 
     name: str
     interval_seconds: float

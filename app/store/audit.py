@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.domain import lifecycle as lc
+from app.store import audit_scheduler
 
 _TERMINAL = lc.sql_list(lc.TERMINAL)
 _RANKS = ", ".join(
@@ -380,4 +381,5 @@ CHECKS = (
     Check("overdue", "No limit and no lease is long over.", _OVERDUE, ("lease_time",)),
     Check("goes-on", "An open attempt has a runner, or may get one.", _GOES_ON),
     Check("limits", "Every open attempt has the limits that its status asks for.", _LIMITS),
+    *(Check(*one) for one in audit_scheduler.STATEMENTS),
 )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import asyncpg
@@ -126,7 +126,7 @@ class Database:
         except _RETRY:
             raise
         except (asyncpg.PostgresError, *_LOST) as error:
-            connection.terminate()
+            _terminate(connection)
             if isinstance(error, asyncpg.IntegrityConstraintViolationError):
                 raise
             raise OutcomeUnknown from error
@@ -135,13 +135,13 @@ class Database:
 
     async def _roll_back(self, connection: Connection) -> None:
         """End a failed transaction; a connection that cannot is closed, so nobody inherits it."""
-        if connection.is_closed():
-            return
         try:
+            if connection.is_closed():
+                return
             async with asyncio.timeout(2):
                 await asyncio.shield(asyncio.ensure_future(connection.execute("ROLLBACK")))
         except BaseException:  # noqa: BLE001 - whatever went wrong, this connection is not reused
-            connection.terminate()
+            _terminate(connection)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
@@ -230,6 +230,12 @@ async def _give_back(pool: asyncpg.Pool[asyncpg.Record], connection: Connection)
     try:
         await pool.release(connection, timeout=5)  # type: ignore[arg-type]
     except (asyncpg.PostgresError, *_LOST):
+        _terminate(connection)
+
+
+def _terminate(connection: Connection) -> None:
+    """Close it at once; one that the server has ended may have left the pool already."""
+    with suppress(asyncpg.InterfaceError):
         connection.terminate()
 
 

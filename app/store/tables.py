@@ -28,6 +28,13 @@ from app.store.tables_runners import (
     runner_sessions,
     runner_statuses,
 )
+from app.store.tables_scheduler import (
+    leader_terms,
+    outbox,
+    schedule_fires,
+    schedules,
+    sweeps,
+)
 from app.store.tables_service import (
     dead_letters,
     feed_epochs,
@@ -50,10 +57,12 @@ __all__ = [
     "execution_attempts",
     "feed_epochs",
     "installation",
+    "leader_terms",
     "leaders",
     "log_streams",
     "message_failures",
     "metadata",
+    "outbox",
     "placement_class_versions",
     "placement_classes",
     "processed_messages",
@@ -63,6 +72,9 @@ __all__ = [
     "runner_output_refs",
     "runner_sessions",
     "runner_statuses",
+    "schedule_fires",
+    "schedules",
     "service_ticks",
     "state",
+    "sweeps",
 ]

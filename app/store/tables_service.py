@@ -64,6 +64,8 @@ leaders = sa.Table(
     at_("elected_at"),
     at_("expires_at"),
     at_("swept_at"),
+    at_("renewed_at"),
+    sa.Column("label", sa.Text, nullable=False, server_default=""),
     **with_(fillfactor=10),
 )
 
