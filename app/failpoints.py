@@ -42,6 +42,10 @@ NAMES = frozenset(
         "leader.after_elect",
         "sweep.after_select",
         "sweep.mid_batch",
+        "partitions.after_detach",
+        "retention.after_mark",
+        "retention.after_object",
+        "orphans.after_close",
     }
 )
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import structlog
 
 from app.domain.errors import ServiceError
+from app.loops.drop_partitions import DropPartitions
 from app.loops.end_due import EndDue
 from app.loops.forget_classes import ForgetClasses
 from app.loops.forget_messages import ForgetMessages
@@ -32,11 +33,16 @@ def loops_of(role: str) -> list[Loop]:
     """The loops that a process of this role runs."""
     ticking: list[Loop] = [Tick()] if role in {"api", "all"} else []
     sweeping: list[Loop] = (
-        [EndDue(), KeepKeys(), MakePartitions(), ForgetClasses(), ForgetMessages()]
+        [EndDue(), KeepKeys(), MakePartitions(), ForgetClasses(), ForgetMessages(), *_retention()]
         if role in {"scheduler", "all"}
         else []
     )
     return ticking + sweeping
+
+
+def _retention() -> list[Loop]:
+    """The loops that remove what is kept no longer."""
+    return [DropPartitions()]
 
 
 class Supervisor:

@@ -28,6 +28,7 @@ from app.settings.groups import (
     LimitSettings,
     ObjectSettings,
     PushSettings,
+    RetentionSettings,
     ServerSettings,
     TelemetrySettings,
     TestingSettings,
@@ -49,6 +50,7 @@ class Settings(BaseSettings):
     push: PushSettings = PushSettings()
     leases: LeaseSettings = LeaseSettings()
     limits: LimitSettings = LimitSettings()
+    retention: RetentionSettings = RetentionSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     testing: TestingSettings = TestingSettings()
     role: Literal["api", "scheduler", "all"] = Field(

@@ -50,7 +50,14 @@ artifact_refs = sa.Table(
     sa.Index(
         "artifact_refs_expires_at_idx",
         "expires_at",
-        postgresql_where=sa.text("held_at IS NULL"),
+        postgresql_where=sa.text("held_at IS NULL AND state <> 'removing'"),
+    ),
+    sa.Index("artifact_refs_removing_idx", "id", postgresql_where=sa.text("state = 'removing'")),
+    # What was made without a date gets one; what never goes has 'infinity'.
+    sa.Index(
+        "artifact_refs_undated_idx",
+        "id",
+        postgresql_where=sa.text("expires_at IS NULL AND retention_class <> 'legal_hold'"),
     ),
 )
 

@@ -26,6 +26,19 @@ feed_epochs = sa.Table(
     int_("timeline"),
     sa.Column("previous_end_xid", Xid8, nullable=True),
     at_("begun_at", null=False),
+    at_("objects_confirmed_at"),
+    text_("objects_confirmed_by", null=True),
+)
+
+removed_partitions = sa.Table(
+    "removed_partitions",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    text_("parent"),
+    at_("starts_at", null=False),
+    at_("ends_at", null=False),
+    at_("begun_at", null=False),
+    at_("removed_at"),
 )
 
 service_ticks = sa.Table(
