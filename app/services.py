@@ -11,6 +11,7 @@ from app.commands.claims import Claimer, PlacementClasses
 from app.commands.ends import rules_of
 from app.commands.leases import Terms
 from app.domain.keys import KeyRing
+from app.domain.masking import Masker
 from app.objects.store import ObjectStore
 from app.settings import Settings
 from app.store.database import Database
@@ -30,6 +31,7 @@ class Services:
     http: httpx.AsyncClient
     tokens: TokenVerifier
     keys: KeyRing
+    masker: Masker
     classes: PlacementClasses
     metrics: Metrics
 

@@ -115,6 +115,12 @@ class Metrics:
             ["cause"],
             registry=registry,
         )
+        self.secrets_masked = Counter(
+            "execution_plane_secrets_masked",
+            "Secrets that were masked before anything was stored, by where they came and kind.",
+            ["source", "kind"],
+            registry=registry,
+        )
         self.log_bytes = Counter(
             "execution_plane_log_bytes", "Log bytes stored.", registry=registry
         )

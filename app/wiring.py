@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
+import structlog
 
 from app import failpoints
 from app.auth.tokens import TokenVerifier
 from app.commands.claims import PlacementClasses
 from app.domain.keys import KeyRing
+from app.domain.masking import Masker
 from app.failpoints import Failpoint
 from app.objects.store import ObjectStore
 from app.services import Services
@@ -18,6 +21,8 @@ from app.settings import Settings
 from app.store.database import Database
 from app.store.signals import Signals
 from app.telemetry import Metrics
+
+_LOG = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
@@ -45,6 +50,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         signals = Signals(settings.database)
         await signals.start()
         stack.push_async_callback(signals.stop)
+        masker = await _prepared_masker()
         yield Services(
             settings=settings,
             database=database,
@@ -59,6 +65,16 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
                     for key_id, secret in settings.keys.secrets.items()
                 },
             ),
+            masker=masker,
             classes=PlacementClasses(),
             metrics=Metrics(),
         )
+
+
+async def _prepared_masker() -> Masker:
+    """The masker, its rules compiled; without them it withholds all, and readyz says so."""
+    masker = Masker()
+    health = await asyncio.to_thread(masker.prepare)
+    if health.problem:
+        _LOG.warning("masking.problem", engine=health.engine, problem=health.problem)
+    return masker

@@ -26,6 +26,7 @@ from app.auth.tokens import TokenVerifier
 from app.commands.claims import PlacementClasses
 from app.domain.keys import KeyRing
 from app.domain.lifecycle import EventType, diagram
+from app.domain.masking import Masker
 from app.main import create_app
 from app.objects.store import ObjectStore
 from app.services import Services
@@ -59,10 +60,11 @@ EVENTS = {
     EventType.LATE_RESULT: "A runner completed a lease that had ended already. It changes nothing.",
     EventType.OUTPUT_RECORDED: "The runner recorded an output.",
     EventType.EVIDENCE_RECORDED: "The runner recorded an evidence.",
-    EventType.SECRET_MASKED: "A secret was masked before something was stored.",
+    EventType.SECRET_MASKED: "Secrets were masked: told once a lease, `source` and kind.",
     EventType.LOG_TRUNCATED: "The log's limit was reached; what follows is not stored.",
     EventType.LEGAL_HOLD_SET: "An artifact may not be removed for now.",
     EventType.LEGAL_HOLD_LIFTED: "An artifact follows its retention again.",
+    EventType.KEY_FREED: "An operator freed the concurrency key that the ended attempt still held.",
 }
 
 
@@ -139,6 +141,7 @@ def unconnected(settings: Settings) -> Services:
         signals=Signals(settings.database),
         http=http,
         tokens=TokenVerifier(settings.identity, http),
+        masker=Masker(),
         keys=KeyRing(settings.keys.current, secrets),
         classes=PlacementClasses(),
         metrics=Metrics(),

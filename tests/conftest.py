@@ -31,7 +31,7 @@ TEMPLATE = "template_execution_plane"
 # Folders whose tests take long, by the marker that keeps them out of `make test`.
 _APART = {
     "kill": ("kill",),
-    "thorough": ("demo", "embedded", "lifecycle", "masking", "push", "retention"),
+    "thorough": (*("artifacts", "demo", "embedded", "lifecycle", "masking", "push", "retention"),),
 }
 
 
@@ -98,7 +98,10 @@ async def fresh_database(make_database) -> str:
     return await make_database()
 
 
-_KEPT = {"alembic_version", "placement_class_versions", "feed_epochs", "service_ticks", "leaders"}
+_KEPT = {
+    *("alembic_version", "placement_class_versions", "feed_epochs", "service_ticks", "leaders"),
+    "installation",
+}
 
 
 @pytest.fixture

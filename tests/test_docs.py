@@ -10,7 +10,13 @@ import pytest
 from app.api import docs
 from app.api.advice import ADVICE, PLAIN
 from app.api.problems import ANSWERS, TYPE_BASE, problem
-from app.domain.errors import RequestInvalid, ServiceError, SettingsInvalid, Unauthenticated
+from app.domain.errors import (
+    RequestInvalid,
+    SecretInRequest,
+    ServiceError,
+    SettingsInvalid,
+    Unauthenticated,
+)
 from app.domain.lifecycle import EventType, Status
 from app.main import create_app
 from docs import generate
@@ -134,6 +140,7 @@ async def test_the_type_of_a_problem_leads_to_its_explanation(browser, error):
     made = {
         SettingsInvalid: lambda: SettingsInvalid(["one"]),
         RequestInvalid: lambda: RequestInvalid([]),
+        SecretInRequest: lambda: SecretInRequest([]),
         Unauthenticated: lambda: Unauthenticated("none", token_sent=False),
     }.get(error, error)()
     kind = problem(made, "request").body.decode()

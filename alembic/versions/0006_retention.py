@@ -4,13 +4,13 @@ Frozen SQL: `app/store/tables.py` and `app/store/schema_sql.py` declare the same
 both and compares them.
 
 Revision ID: 0006
-Revises: 0001
+Revises: 0004
 """
 
 from alembic import op
 
 revision = "0006"
-down_revision = "0001"
+down_revision = "0004"
 branch_labels = None
 depends_on = None
 

@@ -19,6 +19,9 @@ _NEW_SESSION = "Register with a new `session_id`, made at the start of the proce
 ADVICE: Mapping[type[ServiceError], str] = {
     e.SettingsInvalid: "Set the variables that the lines name, then start again.",
     e.RequestInvalid: "Mend the places that `errors` points to.",
+    e.SecretInRequest: (
+        'Put `{"secret_ref": "vault://…"}` where `errors` points to; the runner fetches it itself.'
+    ),
     e.BodyNotJson: "Send one JSON document in UTF-8.",
     e.BodyTooLarge: "Send less; `limit_bytes` says how much is accepted.",
     e.ContentEncodingUnsupported: "Send the body uncompressed.",
@@ -59,6 +62,23 @@ ADVICE: Mapping[type[ServiceError], str] = {
     e.LogStreamClosed: "Send nothing further to this stream; `final` closed it.",
     e.LogChunkTooLarge: "Send smaller chunks; `limit_bytes` says how large they may be.",
     e.LogLimitReached: "Stop sending. What was stored before stays readable.",
+    e.ArtifactNotFound: "Check the id. A ticket becomes an artifact when something names it.",
+    e.ArtifactTooLarge: "Make it smaller or split it; `limit_bytes` says how large one may be.",
+    e.ArtifactLimitReached: "Put many small files into one archive.",
+    e.ArtifactMissing: "Upload the body as the ticket says, then send the same again.",
+    e.ArtifactMismatch: (
+        "Compute size and SHA-256 anew from what you send, and ask for a new ticket."
+    ),
+    e.ArtifactVerifying: _AGAIN,
+    e.ArtifactGone: "It is past its retention. The attempt's timeline says what it was.",
+    e.DigestMismatch: "Tell your operator: the store's content has changed behind the service.",
+    e.OutputConflict: "Use another name. What is recorded stays.",
+    e.OutputNotFound: "Record the output first, in the same attempt.",
+    e.RequestIdReused: "Use a new `request_id` for each new thing, and the same one to repeat.",
+    e.BucketNotOurs: (
+        "Point the service at its own bucket or prefix; `docs/storage.md` says how one is "
+        "taken over."
+    ),
     e.ConcurrencyKeyNotFound: "Check the key; it is free.",
     e.KeyInUse: "Wait for the attempt that holds it to end, or end it.",
     e.EnvelopeInvalid: "Publish `{v, to, id, data}` as JSON, in base64, in a wrapped message.",
@@ -75,6 +95,7 @@ ADVICE: Mapping[type[ServiceError], str] = {
     e.DatabaseUnavailable: _AGAIN,
     e.OutcomeUnknown: "Send the same request again: the repeat says what became of it.",
     e.ObjectStoreUnavailable: _AGAIN,
+    e.MaskingUnavailable: "Send it again later; `/readyz` of that instance says what is wrong.",
     e.Overloaded: _AGAIN,
     e.Draining: "Send the same request again; another instance answers it.",
 }

@@ -79,7 +79,9 @@ async def create_attempts(request: Request) -> Response:
     items = await _items(request, "attempts")
 
     def parse(item: Mapping[str, Any]) -> CreateRequest:
-        return CreateRequest(validate(CreateAttempt, item), item)
+        command = validate(CreateAttempt, item)
+        attempts.check_create(services, command)
+        return CreateRequest(command, item)
 
     valid, faults = _parsed(items, parse)
     done = await attempts.create_attempts(services, list(valid.values())) if valid else []

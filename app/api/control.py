@@ -212,7 +212,7 @@ async def cancel_operation(
     services = services_of(request)
     fields = await read_object(request, services.settings.server.max_body_bytes)
     command = validate(CancelOperation, fields, {"operation_id": operation_id})
-    cancelled = await attempt_handlers.cancel_operation(services, operation_id, command.reason)
+    cancelled = await attempt_handlers.cancel_operation(services, command)
     return answer(CancelledOperation(operation_id=operation_id, cancelled=cancelled))
 
 

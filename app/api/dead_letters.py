@@ -28,6 +28,7 @@ from app.domain import jsontext
 from app.domain.commands import GiveReason
 from app.domain.errors import PreconditionMissing, ServiceError
 from app.handlers import states
+from app.handlers.masks import masked_fields, refuse_secrets
 from app.handlers.states import Document
 from app.store import dead_letters
 from app.store.dead_letters import Letter, State
@@ -134,6 +135,7 @@ async def discard(request: Request, letter_id: LetterId) -> Response:
     given = validate(
         GiveReason, await read_object(request, services.settings.server.max_body_bytes)
     )
+    given, _ = await masked_fields(services, given, "reason", "reason")
     account = request.state.identity.account
     letter = await redrives.discard(services, letter_id, account)
     services.metrics.dead_letters_closed.labels("discarded").inc()
@@ -161,11 +163,14 @@ async def put_state(
 ) -> Response:
     """Store a state document: in place of the version that `If-Match` names, or as the first one.
 
+    422 `secret-in-request`: it is kept as it is, so it must not hold secrets;
     412 `state-changed`: there is another version; 428 `precondition-missing`: neither header.
     """
     version = _expected(if_match, if_none_match)
+    services = services_of(request)
     given = validate(PutState, await read_object(request, _MAX_DOCUMENT_BYTES))
-    stored = await states.put_state(services_of(request), key, given.document, version)
+    refuse_secrets(services, key=key, document=given.document)
+    stored = await states.put_state(services, key, given.document, version)
     return _stored(stored, 201 if version is None else 200)
 
 

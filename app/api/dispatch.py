@@ -34,7 +34,6 @@ from app.domain.errors import (
     StillRunning,
 )
 from app.domain.ids import new_id
-from app.domain.letters import Mask
 from app.handlers.registry import Context, Handler, Registry
 from app.services import Services
 from app.store import messages
@@ -65,13 +64,13 @@ class Work:
 
 
 class Dispatcher:
-    """Dispatches deliveries of one process. `mask` makes the payloads of dead letters storable."""
+    """Dispatches deliveries of one process."""
 
-    def __init__(self, services: Services, registry: Registry, mask: Mask | None = None) -> None:
+    def __init__(self, services: Services, registry: Registry) -> None:
         """`registry`: all handlers that there are."""
         self._services = services
         self._registry = registry
-        self._settler = Settler(services, registry, mask)
+        self._settler = Settler(services, registry)
         self._process_id: UUID = new_id()
         push = services.settings.push
         # Longer than any delivery lives: a mark that old was left by a process that died.
@@ -88,15 +87,16 @@ class Dispatcher:
         name = self._known_name(envelope)
         envelope_id = None if envelope is None else envelope.id
         structlog.contextvars.bind_contextvars(envelope_id=envelope_id, handler=name)
+        message_id = "" if self._is_secret(delivery.message_id) else delivery.message_id
         message = Message(
             received.digests[0],
             received.digests,
-            _storable_name(envelope),
+            self._storable_name(envelope),
             envelope_id,
-            delivery.message_id,
+            message_id,
             delivery.subscription,
         )
-        with message_span(name, delivery.attributes, envelope_id, delivery.message_id) as span:
+        with message_span(name, delivery.attributes, envelope_id, message_id) as span:
             try:
                 outcome = await self._try(name, message, received, allowed, deadline)
             except ServiceError as error:
@@ -247,6 +247,15 @@ class Dispatcher:
         known = None if envelope is None else self._registry.find(envelope.to)
         return "unknown" if known is None else known.name
 
+    def _storable_name(self, envelope: Envelope | None) -> str | None:
+        """The name that was called, where it looks like one and like no secret."""
+        if envelope is None or not _NAME.fullmatch(envelope.to):
+            return None
+        return None if self._is_secret(envelope.to) else envelope.to
+
+    def _is_secret(self, text: str) -> bool:
+        return not text.isdecimal() and self._services.masker.mask_text(text)[1].count > 0
+
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
@@ -261,13 +270,6 @@ def _told() -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - told by its form, never by its words
         _LOG.error("push.handler_failed", **form_of(error))
         raise HandlerFailed from None
-
-
-def _storable_name(envelope: Envelope | None) -> str | None:
-    """The name that was called, where it looks like one; anything else may be a value."""
-    if envelope is None or not _NAME.fullmatch(envelope.to):
-        return None
-    return envelope.to
 
 
 async def _once(conn: Connection, work: Work, context: Context, also: Also | None) -> None:

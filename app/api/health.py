@@ -24,7 +24,7 @@ async def live() -> dict[str, str]:
     "/readyz", name="health_ready", responses={503: {"description": "Not ready; says why."}}
 )
 async def ready(request: Request) -> Response:
-    """The process can do its work: database there and migrated, bucket there, not stopping.
+    """The process can do its work: database migrated, bucket there, masking possible, not stopping.
 
     Also shows the age of the last sweep anywhere, so that a missing scheduler is seen.
     """
@@ -47,6 +47,7 @@ async def ready(request: Request) -> Response:
         checks["objects"] = "ok"
     except ServiceError as error:
         checks["objects"] = error.reason()
+    checks["masking"] = "ok" if services.masker.prepare().usable else "no engine: all is withheld"
     good = all(value == "ok" for value in checks.values())
     body = {
         "status": "ok" if good else "not-ready",

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Annotated
 from uuid import UUID
 
-import structlog
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,7 +32,6 @@ from app.handlers import fleet, placements
 from app.store.holds import Hold
 from app.store.placements import MAX_POSITION
 
-_LOG = structlog.get_logger(__name__)
 _EXAMPLE_REASON = {"reason": "the host was rebuilt by hand"}
 
 reads = APIRouter(
@@ -154,7 +152,5 @@ async def free_key(request: Request, key: Key) -> Response:
     services = services_of(request)
     fields = await read_object(request, services.settings.server.max_body_bytes)
     given = validate(GiveReason, fields)
-    attempt_id = await fleet.free_key(services, key)
-    account = request.state.identity.account
-    _LOG.warning("key.freed", attempt_id=str(attempt_id), by=account, reason=given.reason)
+    attempt_id = await fleet.free_key(services, key, given, request.state.identity.account)
     return answer(FreedKey(concurrency_key=key, attempt_id=attempt_id))

@@ -21,7 +21,7 @@ from app.domain.errors import (
     StillRunning,
 )
 from app.domain.ids import new_id
-from app.domain.letters import Mask, keep
+from app.domain.letters import keep
 from app.domain.payloads import outline_pointer
 from app.handlers.registry import Registry
 from app.services import Services
@@ -45,13 +45,12 @@ class Outcome:
 
 
 class Settler:
-    """Settles what did not get done. `mask`: what makes a payload storable; None: nothing can."""
+    """Settles what did not get done."""
 
-    def __init__(self, services: Services, registry: Registry, mask: Mask | None = None) -> None:
+    def __init__(self, services: Services, registry: Registry) -> None:
         """For the deliveries of one process."""
         self._services = services
         self._registry = registry
-        self._mask = mask
 
     async def settle(
         self, handler: str, message: Message, received: Received, error: ServiceError
@@ -103,12 +102,16 @@ class Settler:
     def _burial(
         self, message: Message, received: Received, error: ServiceError, failures: int
     ) -> Burial:
-        envelope = received.envelope
+        envelope, masker = received.envelope, self._services.masker
         kept = None
         if envelope is not None:
             known = self._registry.find(envelope.to)
             under_lease = known is not None and known.under_lease
-            kept = keep(envelope.data, self._mask, under_lease=under_lease)
+            kept = keep(
+                envelope.data,
+                lambda value: masker.mask_json(value)[0],
+                under_lease=under_lease,
+            )
         return Burial(
             id=new_id(),
             message=message,

@@ -62,10 +62,6 @@ def _cleaned(value: Any) -> Any:
     return jsontext.map_text(value, jsontext.clean)
 
 
-def _cut_message(text: str) -> str:
-    return jsontext.cut(text, MAX_MESSAGE_BYTES)
-
-
 def _bounded(limit: int) -> Any:
     def check(value: Any) -> Any:
         if (
@@ -98,7 +94,8 @@ Capability = Annotated[
     ),
 ]
 Zone = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]{1,64}$")]
-ReportedMessage = Annotated[str, BeforeValidator(_cleaned), AfterValidator(_cut_message)]
+# Cut to MAX_MESSAGE_BYTES only after it was masked, or the cut would take a secret apart.
+ReportedMessage = Annotated[str, BeforeValidator(_cleaned)]
 Message = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_storable)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(_storable)]
 

@@ -57,6 +57,10 @@ class RequestInvalid(ServiceError):
         self.errors = tuple(errors)
 
 
+class SecretInRequest(RequestInvalid):
+    """The request holds what looks like a secret; name it by a reference instead."""
+
+
 class BodyNotJson(ServiceError):
     """The body is not a JSON document."""
 
@@ -222,6 +226,57 @@ class LogLimitReached(ServiceError):
     """The attempt's log limit is reached; nothing further is stored."""
 
 
+# --- artifacts, outputs and evidence --------------------------------------------------------------
+
+
+class ArtifactNotFound(ServiceError):
+    """There is no artifact with this id here."""
+
+
+class ArtifactTooLarge(ServiceError):
+    """The artifact is larger than this service accepts."""
+
+
+class ArtifactLimitReached(ServiceError):
+    """The attempt has asked for as many artifacts as it may."""
+
+
+class ArtifactMissing(ServiceError):
+    """The artifact's body has not arrived in the store; upload it first."""
+
+
+class ArtifactMismatch(ServiceError):
+    """The uploaded body is not what was announced; nothing may point at it."""
+
+
+class ArtifactVerifying(ServiceError):
+    """The artifact's body is still being verified; send the same again in a moment."""
+
+
+class ArtifactGone(ServiceError):
+    """The artifact's body has been removed, or is being removed."""
+
+
+class DigestMismatch(ServiceError):
+    """The stored body no longer has its recorded digest, so it is not served."""
+
+
+class OutputConflict(ServiceError):
+    """The attempt already has another output of this name; an output is written once."""
+
+
+class OutputNotFound(ServiceError):
+    """The attempt has no output with this id."""
+
+
+class RequestIdReused(ServiceError):
+    """This request_id was used for something else."""
+
+
+class BucketNotOurs(ServiceError):
+    """The bucket's marker names another installation; nothing in it may be deleted."""
+
+
 # --- concurrency keys ----------------------------------------------------------------------------
 
 
@@ -292,6 +347,10 @@ class DatabaseUnavailable(ServiceError):
 
 class OutcomeUnknown(ServiceError):
     """It is not known whether the request took effect; repeat it as it was."""
+
+
+class MaskingUnavailable(ServiceError):
+    """Whether this holds a secret cannot be told at the moment; try again."""
 
 
 class ObjectStoreUnavailable(ServiceError):

@@ -28,17 +28,15 @@ class Kept:
     redrivable: bool
 
 
-def keep(data: Any, mask: Mask | None, *, under_lease: bool = False) -> Kept:
+def keep(data: Any, mask: Mask, *, under_lease: bool = False) -> Kept:
     """What is stored of an envelope's `data`.
 
-    Without a mask, or if it is too large, only the form is kept. A command under a lease is never
+    If it is too large, only its form is kept. A command under a lease is never
     redrivable, whether its handler says so (`under_lease`) or its data holds a lease token.
     """
     if isinstance(data, dict) and PROOF in data:
         data = {name: value for name, value in data.items() if name != PROOF}
         under_lease = True
-    if mask is None:
-        return Kept(outline(data), redrivable=False)
     masked = mask(data)
     text = json.dumps(masked)
     if len(text) > MAX_KEPT_BYTES:

@@ -88,6 +88,7 @@ class EventType(StrEnum):
     LOG_TRUNCATED = "log_truncated"
     LEGAL_HOLD_SET = "legal_hold_set"
     LEGAL_HOLD_LIFTED = "legal_hold_lifted"
+    KEY_FREED = "key_freed"
 
 
 EVENT_OF_MOVE: Final = MappingProxyType(
@@ -233,6 +234,22 @@ class ArtifactState(StrEnum):
     VERIFYING = "verifying"
     READY = "ready"
     REMOVING = "removing"
+
+
+class UploadMethod(StrEnum):
+    """How the body of an artifact comes into the store."""
+
+    SINGLE = "single"
+    PARTS = "parts"
+    KNOWN = "known"
+
+
+class UploadEnd(StrEnum):
+    """Why a ticket is closed: it became an artifact, it was given up, or its body was wrong."""
+
+    RECORDED = "recorded"
+    EXPIRED = "expired"
+    MISMATCH = "mismatch"
 
 
 def is_terminal(status: Status) -> bool:

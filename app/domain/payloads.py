@@ -1,7 +1,6 @@
-"""What may be kept of a message that failed: its form, and none of its values.
+"""What is kept of a message that failed where it cannot be kept itself: its form, and no value.
 
-A value may be a secret, and until it has gone through the masking engine nothing may store it. The
-form alone (names, types, sizes) is mostly enough to see what a sender got wrong.
+The form alone (names, types, sizes) is mostly enough to see what a sender got wrong.
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ from uuid import UUID
 from app import failpoints
 from app.commands import attempts, cancels
 from app.commands.attempts import Created, CreateRequest
-from app.domain.commands import CancelAttempt, CreateAttempt
+from app.domain.commands import CancelAttempt, CancelOperation, CreateAttempt
 from app.domain.errors import AttemptNotFound, ServiceError
 from app.domain.lifecycle import is_terminal
 from app.domain.records import Attempt
 from app.handlers.aftermath import move_up, tell
 from app.handlers.counting import counted
+from app.handlers.masks import masked_fields, refuse_secrets
 from app.handlers.registry import Context, Registry
 from app.services import Services
 from app.store import attempts as store
@@ -32,9 +33,10 @@ async def create_attempt(
 ) -> Created:
     """Create the attempt, or find it created before by the same request, and wake who waits.
 
-    Raises IdempotencyKeyReused for another request under a used key.
+    Raises SecretInRequest, or IdempotencyKeyReused for another request under a used key.
     """
     with counted(services.metrics, CREATE):
+        check_create(services, command)
         request = CreateRequest(command, as_sent)
         limit = services.settings.limits.max_placement_classes_per_kind
         [outcome] = await services.database.run(
@@ -47,6 +49,19 @@ async def create_attempt(
         if not outcome.replayed:
             await announce(services, outcome)
         return outcome
+
+
+def check_create(services: Services, command: CreateAttempt) -> None:
+    """Raise SecretInRequest where a secret stands in what would be stored for ever."""
+    refuse_secrets(
+        services,
+        command.job_spec_ref,
+        idempotency_key=command.idempotency_key,
+        requested_by_service=command.requested_by_service,
+        job_type=command.job_type,
+        concurrency_key=command.concurrency_key,
+        placement={"zone": command.placement.zone, "labels": command.placement.labels},
+    )
 
 
 async def create_attempts(
@@ -87,6 +102,7 @@ async def announce(services: Services, created: Created) -> None:
 async def cancel_attempt(services: Services, command: CancelAttempt) -> Attempt:
     """Cancel an attempt, or ask its runner to. Raises AttemptNotFound or AlreadyTerminal."""
     with counted(services.metrics, CANCEL):
+        command, _ = await masked_fields(services, command, "cancel", "reason")
         [outcome] = await services.database.run(
             lambda conn: cancels.cancel(conn, services.rules, [command])
         )
@@ -99,9 +115,11 @@ async def cancel_attempt(services: Services, command: CancelAttempt) -> Attempt:
         return outcome.attempt
 
 
-async def cancel_operation(services: Services, operation_id: UUID, reason: str) -> int:
+async def cancel_operation(services: Services, command: CancelOperation) -> int:
     """Cancel all open attempts of an operation; return how many wishes were noted by this call."""
     with counted(services.metrics, "operation.cancel"):
+        command, _ = await masked_fields(services, command, "cancel", "reason")
+        operation_id, reason = command.operation_id, command.reason
         total = 0
         while True:
             marked, ended = await services.database.run(

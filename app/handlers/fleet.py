@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import structlog
+
+from app.domain.commands import GiveReason
 from app.domain.errors import ConcurrencyKeyNotFound, KeyInUse, RunnerBusy, RunnerNotFound
 from app.domain.records import Lease, Runner
 from app.handlers.aftermath import move_up
 from app.handlers.counting import counted
+from app.handlers.masks import masked_fields
 from app.handlers.runners import get_runner, offline_after
 from app.services import Services
 from app.store import fleet, holds, runners
 from app.store.holds import Hold
+
+_LOG = structlog.get_logger(__name__)
 
 
 async def list_runners(
@@ -65,15 +71,19 @@ async def list_holds(services: Services, after: str, limit: int) -> list[Hold]:
     return await services.database.run(lambda conn: holds.list_holds(conn, after, limit))
 
 
-async def free_key(services: Services, key: str) -> UUID:
-    """Free a key; return the ended attempt that had it.
+async def free_key(services: Services, key: str, given: GiveReason, by: str) -> UUID:
+    """Free a key; return the ended attempt that had it, whose timeline says by whom and why.
 
     Raises KeyInUse while its holder has not ended, ConcurrencyKeyNotFound if nothing holds it.
     """
     with counted(services.metrics, "key.free"):
-        attempt_id = await services.database.run(lambda conn: holds.free(conn, key))
+        given, _ = await masked_fields(services, given, "reason", "reason")
+        attempt_id = await services.database.run(
+            lambda conn: holds.free(conn, key, by, given.reason)
+        )
         if attempt_id is None:
             held = await services.database.run(lambda conn: holds.find(conn, key))
             raise ConcurrencyKeyNotFound if held is None else KeyInUse
+    _LOG.warning("key.freed", attempt_id=str(attempt_id), by=by, reason=given.reason)
     await move_up(services, [key])
     return attempt_id

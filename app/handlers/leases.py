@@ -26,10 +26,12 @@ from app.domain.placement import Offer
 from app.domain.records import Attempt
 from app.handlers.aftermath import move_up, tell
 from app.handlers.counting import counted
+from app.handlers.masks import Kinds, leaks_of, masked_fields, noting, run_noted
 from app.handlers.registry import Context, Registry
 from app.services import Services
 from app.store import diagnoses, runners, signals
 from app.store.batches import rounds, run_batch
+from app.store.database import Connection
 from app.store.diagnoses import Diagnosis
 from app.store.leases import Beaten, Started
 
@@ -117,8 +119,11 @@ async def heartbeat(
 ) -> Beaten:
     """Renew a lease. Raises the one fact that stands against it."""
     with counted(services.metrics, HEARTBEAT):
-        [outcome] = await services.database.run(
-            lambda conn: leases.heartbeat(conn, services.terms, [command], published_at)
+        command, kinds = await masked_fields(services, command, "heartbeat", "message")
+        [outcome] = await run_noted(
+            services,
+            leaks_of([(command, kinds)], "heartbeat"),
+            lambda conn: leases.heartbeat(conn, services.terms, [command], published_at),
         )
         if failpoints.ARMED:
             await failpoints.hit("heartbeat.after_commit")
@@ -132,11 +137,21 @@ async def heartbeats(
 ) -> list[Beaten | ServiceError]:
     """Renew many leases; outcomes by position, each as if it had come alone."""
     outcomes: dict[int, Beaten | ServiceError] = {}
+    masked = [await masked_fields(services, one, "heartbeat", "message") for one in commands]
+
+    async def beat(
+        conn: Connection, batch: Sequence[tuple[Heartbeat, Kinds]]
+    ) -> list[Beaten | ServiceError]:
+        beats = [command for command, _ in batch]
+        work = noting(
+            leaks_of(batch, "heartbeat"),
+            lambda conn: leases.heartbeat(conn, services.terms, beats),
+        )
+        return await work(conn)
+
     for positions in rounds(commands, lambda one: one.lease_id):
         done = await run_batch(
-            services.database,
-            lambda conn, batch: leases.heartbeat(conn, services.terms, batch),
-            [commands[position] for position in positions],
+            services.database, beat, [masked[position] for position in positions]
         )
         outcomes.update(zip(positions, done, strict=True))
     for outcome in outcomes.values():
@@ -150,9 +165,14 @@ async def complete_lease(
 ) -> Completed:
     """End an attempt by its runner's word. Raises AttemptEnded and its kin."""
     with counted(services.metrics, COMPLETE):
+        command, kinds = await masked_fields(
+            services, command, "completion", "failure_message", "result"
+        )
         request = CompleteRequest(command, as_sent)
-        [outcome], freed_keys = await services.database.run(
-            lambda conn: leases.complete(conn, services.keys, services.terms, [request])
+        [outcome], freed_keys = await run_noted(
+            services,
+            leaks_of([(command, kinds)], "completion"),
+            lambda conn: leases.complete(conn, services.keys, services.terms, [request]),
         )
         if failpoints.ARMED:
             await failpoints.hit("complete.after_commit")
@@ -166,8 +186,11 @@ async def complete_lease(
 async def release_lease(services: Services, command: ReleaseLease) -> Attempt:
     """Give a lease back. Raises AlreadyStarted where the work cannot be begun again elsewhere."""
     with counted(services.metrics, RELEASE):
-        outcome, ended = await services.database.run(
-            lambda conn: leases.release(conn, services.rules, command)
+        command, kinds = await masked_fields(services, command, "release", "reason")
+        outcome, ended = await run_noted(
+            services,
+            leaks_of([(command, kinds)], "release"),
+            lambda conn: leases.release(conn, services.rules, command),
         )
         if failpoints.ARMED:
             await failpoints.hit("release.after_commit")

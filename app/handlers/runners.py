@@ -11,6 +11,7 @@ from app.domain.errors import RunnerNotFound, ServiceError
 from app.domain.records import Runner
 from app.handlers.aftermath import tell
 from app.handlers.counting import counted
+from app.handlers.masks import masked_fields, refuse_secrets
 from app.handlers.registry import Context, Registry
 from app.services import Services
 from app.store import runners
@@ -22,8 +23,19 @@ OFFLINE_LEASES = 3
 
 
 async def register_runner(services: Services, command: RegisterRunner) -> Registration:
-    """Register a runner or a new session of it. Raises SessionReused and its kin."""
+    """Register a runner or a new session of it. Raises SecretInRequest, SessionReused and its kin.
+
+    Labels are masked; what a runner is known and chosen by must not be a secret.
+    """
     with counted(services.metrics, REGISTER):
+        refuse_secrets(
+            services,
+            runner_id=command.runner_id,
+            version=command.version,
+            capabilities=command.capabilities,
+            zone=command.zone,
+        )
+        command, _ = await masked_fields(services, command, "register", "labels")
         outcome = await services.database.run(
             lambda conn: commands.register(conn, services.rules, command)
         )
@@ -36,6 +48,7 @@ async def register_runner(services: Services, command: RegisterRunner) -> Regist
 async def report_status(services: Services, command: ReportStatus) -> bool:
     """Store a runner's report; False if a newer one had overtaken it."""
     with counted(services.metrics, REPORT_STATUS):
+        command, _ = await masked_fields(services, command, "status", "last_error")
         outcome = await services.database.run(lambda conn: commands.report_status(conn, command))
         if isinstance(outcome, ServiceError):
             raise outcome

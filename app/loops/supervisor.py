@@ -21,6 +21,7 @@ from app.loops.keep_keys import KeepKeys
 from app.loops.leader import RENEW_SECONDS, Leader
 from app.loops.loop import Loop
 from app.loops.make_partitions import MakePartitions
+from app.loops.mark_bucket import MarkBucket
 from app.loops.tick import Tick
 from app.services import Services
 
@@ -33,7 +34,18 @@ def loops_of(role: str) -> list[Loop]:
     """The loops that a process of this role runs."""
     ticking: list[Loop] = [Tick()] if role in {"api", "all"} else []
     sweeping: list[Loop] = (
+<<<<<<< HEAD
         [EndDue(), KeepKeys(), MakePartitions(), ForgetClasses(), ForgetMessages(), *_retention()]
+=======
+        [
+            EndDue(),
+            KeepKeys(),
+            MakePartitions(),
+            ForgetClasses(),
+            ForgetMessages(),
+            MarkBucket(),
+        ]
+>>>>>>> artifacts
         if role in {"scheduler", "all"}
         else []
     )

@@ -119,6 +119,35 @@ class ObjectSettings(Group):
     secret_access_key: SecretStr = Field(description="Secret access key.")
     timeout_seconds: float = Field(10.0, gt=0, description="Longest single call.")
     ca_file: Path | None = Field(None, description="CA bundle of the store's certificate.")
+    public_endpoint_url: str | None = Field(
+        None, description="The store as runners and readers reach it; unset: the same endpoint."
+    )
+    addressing_style: Literal["path", "virtual"] = Field(
+        "path", description="virtual: the bucket's name stands in the host name (AWS)."
+    )
+    checksum: Literal["sha256", "none"] = Field(
+        "sha256",
+        description="none: the store cannot verify SHA-256 (GCS), so this service hashes uploads.",
+    )
+    deletes: Literal["batch", "single"] = Field(
+        "batch", description="single: the store cannot delete several objects at once (GCS)."
+    )
+    downloads: Literal["stream", "redirect"] = Field(
+        "stream", description="redirect: artifacts are read from the store by a signed address."
+    )
+    url_seconds: int = Field(3600, ge=60, le=43_200, description="Life of a signed address.")
+    single_put_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=1024,
+        le=5 * 1024**3,
+        description="Artifacts above this size are uploaded in parts.",
+    )
+    part_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=5 * 1024 * 1024,
+        le=5 * 1024**3,
+        description="Size of a part; larger where there would be over 1,000 of them.",
+    )
 
 
 class IssuerSettings(Group):
@@ -285,6 +314,17 @@ class LimitSettings(Group):
     )
     max_log_bytes_per_attempt: int = Field(
         256 * 1024 * 1024, ge=1024 * 1024, description="All logs of one attempt together."
+    )
+    max_artifact_bytes: int = Field(
+        5 * 1024**3, ge=1024, le=5 * 1024**4, description="Largest single artifact."
+    )
+    max_artifact_body_bytes: int = Field(
+        8 * 1024 * 1024,
+        ge=1024,
+        description="Largest artifact that may be uploaded through this service.",
+    )
+    max_artifacts_per_attempt: int = Field(
+        1000, ge=1, description="Artifacts that one attempt may ask to upload."
     )
     max_batch: int = Field(500, ge=1, le=500, description="Commands in one batch.")
     max_placement_classes_per_kind: int = Field(

@@ -151,13 +151,35 @@ async def find(conn: Connection, key: str) -> Hold | None:
 
 _FREE = """
 -- holds.free
-DELETE FROM concurrency_holds h USING execution_attempts a
-WHERE h.concurrency_key = $1 AND a.id = h.attempt_id AND a.finished_at IS NOT NULL
-RETURNING h.attempt_id
+WITH target AS (
+    SELECT a.id, a.last_event_at FROM execution_attempts a
+    WHERE a.id = (SELECT attempt_id FROM concurrency_holds WHERE concurrency_key = $1)
+        AND a.finished_at IS NOT NULL
+    FOR NO KEY UPDATE OF a
+), freed AS (
+    DELETE FROM concurrency_holds h USING target t
+    WHERE h.concurrency_key = $1 AND h.attempt_id = t.id
+    RETURNING h.attempt_id, h.lease_number
+), noted AS (
+    UPDATE execution_attempts a SET last_event_number = a.last_event_number + 1,
+        last_event_at = fact_after(t.last_event_at), last_feed_epoch = current_feed_epoch(),
+        last_feed_xid = feed_xid_after(a.last_feed_epoch, a.last_feed_xid)
+    FROM freed f JOIN target t ON t.id = f.attempt_id WHERE a.id = f.attempt_id
+    RETURNING a.id, a.last_event_number, a.last_event_at, a.last_feed_epoch, a.last_feed_xid,
+        f.lease_number
+)
+INSERT INTO attempt_events (id, attempt_id, event_number, event_type, payload, feed_epoch,
+    feed_xid, created_at)
+SELECT gen_random_uuid(), n.id, n.last_event_number, 'key_freed', jsonb_build_object(
+        'lease_number', n.lease_number, 'concurrency_key', $1::text, 'by', $2::text,
+        'reason', $3::text),
+    n.last_feed_epoch, n.last_feed_xid, n.last_event_at
+FROM noted n
+RETURNING attempt_id
 """
 
 
-async def free(conn: Connection, key: str) -> UUID | None:
-    """Free a key whose holder has ended; return that attempt, or None."""
-    attempt_id: UUID | None = await conn.fetchval(_FREE, key)
+async def free(conn: Connection, key: str, by: str, reason: str) -> UUID | None:
+    """Free a key whose holder has ended, and note by whom and why; that attempt, or None."""
+    attempt_id: UUID | None = await conn.fetchval(_FREE, key, by, reason)
     return attempt_id

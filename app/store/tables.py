@@ -17,6 +17,7 @@ from app.store.tables_attempts import (
 )
 from app.store.tables_objects import (
     artifact_refs,
+    artifact_uploads,
     evidence_refs,
     log_streams,
     raw_log_refs,
@@ -30,6 +31,7 @@ from app.store.tables_runners import (
 from app.store.tables_service import (
     dead_letters,
     feed_epochs,
+    installation,
     leaders,
     message_failures,
     processed_messages,
@@ -40,6 +42,7 @@ from app.store.tables_service import (
 
 __all__ = [
     "artifact_refs",
+    "artifact_uploads",
     "attempt_events",
     "attempt_heartbeats",
     "concurrency_holds",
@@ -47,6 +50,7 @@ __all__ = [
     "evidence_refs",
     "execution_attempts",
     "feed_epochs",
+    "installation",
     "leaders",
     "log_streams",
     "message_failures",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import UUID
+from sqlalchemy.dialects.postgresql import ARRAY, UUID
 
 from app.domain import lifecycle as lc
 from app.store.columns import (
@@ -186,6 +186,8 @@ runner_leases = sa.Table(
     at_("check_at", null=False),
     text_("completion_digest", null=True),
     at_("late_word_at"),
+    # What the timeline has been told of: "source:kind". NULL for nearly every lease.
+    sa.Column("masked", ARRAY(sa.Text), nullable=True),
     sa.UniqueConstraint("attempt_id", "lease_number"),
     one_of("status", lc.LeaseStatus),
     one_of("phase", lc.Phase),

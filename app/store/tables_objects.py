@@ -39,6 +39,7 @@ artifact_refs = sa.Table(
     at_("held_at"),
     text_("held_by", null=True),
     text_("held_reason", null=True),
+    text_("name", null=True),
     one_of("storage", ("s3", "minio")),
     one_of("retention_class", lc.RetentionClass),
     one_of("state", lc.ArtifactState),
@@ -47,6 +48,7 @@ artifact_refs = sa.Table(
     sa.Index(None, "digest"),
     sa.Index(None, "attempt_id"),
     sa.Index(None, "bucket", "key"),
+    sa.Index(None, "operation_id", "digest"),
     sa.Index(
         "artifact_refs_expires_at_idx",
         "expires_at",
@@ -59,6 +61,41 @@ artifact_refs = sa.Table(
         "id",
         postgresql_where=sa.text("expires_at IS NULL AND retention_class <> 'legal_hold'"),
     ),
+)
+
+artifact_uploads = sa.Table(
+    "artifact_uploads",
+    metadata,
+    id_(),
+    sa.Column("attempt_id", UUID, sa.ForeignKey("execution_attempts.id"), nullable=False),
+    uuid_("operation_id"),
+    sa.Column("lease_id", UUID, sa.ForeignKey("runner_leases.id"), nullable=False),
+    uuid_("request_id"),
+    text_("name", null=True),
+    text_("storage"),
+    text_("bucket"),
+    text_("key"),
+    text_("content_type"),
+    text_("digest"),
+    bigint_("byte_size"),
+    text_("retention_class"),
+    text_("method"),
+    text_("upload_id", null=True),
+    bigint_("part_bytes", null=True),
+    at_("created_at", null=False),
+    at_("verified_at"),
+    at_("closed_at"),
+    text_("closed_reason", null=True),
+    sa.UniqueConstraint("attempt_id", "request_id"),
+    one_of("storage", ("s3", "minio")),
+    one_of("retention_class", lc.RetentionClass),
+    one_of("method", lc.UploadMethod),
+    one_of("closed_reason", lc.UploadEnd),
+    sa.CheckConstraint("digest ~ '^sha256:[0-9a-f]{64}$'", name="digest"),
+    sa.CheckConstraint("byte_size >= 0", name="byte_size"),
+    sa.CheckConstraint("(closed_at IS NULL) = (closed_reason IS NULL)", name="closed"),
+    sa.Index(None, "bucket", "key"),
+    sa.Index(None, "lease_id", postgresql_where=sa.text("closed_at IS NULL")),
 )
 
 log_streams = sa.Table(
@@ -115,7 +152,7 @@ runner_output_refs = sa.Table(
     text_("digest"),
     at_("created_at", null=False),
     one_of("output_type", lc.OutputType),
-    sa.Index(None, "attempt_id", "name"),
+    sa.Index("runner_output_refs_attempt_id_name_idx", "attempt_id", "name", unique=True),
     sa.Index(None, "artifact_ref_id"),
 )
 

@@ -53,6 +53,15 @@ service_ticks = sa.Table(
     **with_(fillfactor=10),
 )
 
+installation = sa.Table(
+    "installation",
+    metadata,
+    sa.Column("one_row", sa.Boolean, primary_key=True, server_default="true"),
+    uuid_("id"),
+    at_("created_at", null=False),
+    sa.CheckConstraint("one_row", name="one_row"),
+)
+
 leaders = sa.Table(
     "leaders",
     metadata,

@@ -22,7 +22,7 @@ from app.wiring import open_services
 from tests.conftest import environment, serve_in_process
 from tests.driver import Pusher, new_attempt
 
-CANARY = "hunter2-canary"
+CANARY = "ghp_hunter2CanaryhUnter2cAnaryhuNter20001"
 
 
 @pytest.fixture
@@ -332,19 +332,34 @@ async def test_message_with_invalid_data_is_acknowledged_and_recorded_without_it
     assert answer.status_code == 204
     assert (letter["reason"], letter["handler"]) == ("request-invalid", "attempt.create")
     assert CANARY not in str(letter)
-    assert letter["redrivable"] is False
     assert await count(sql, "execution_attempts") == 0
 
 
-async def test_form_of_a_dead_letter_is_kept(pusher, sql):
+async def test_payload_of_a_dead_letter_is_kept_without_its_secrets(pusher, sql):
     await pusher.push("attempt.create", {"plan_id": CANARY, "priority": 3, "nothing": None})
 
     [letter] = await dead_letters(sql)
-    assert json.loads(letter["payload"]) == {
-        "plan_id": f"text of {len(CANARY)} characters",
-        "priority": "number",
-        "nothing": "null",
-    }
+    assert json.loads(letter["payload"]) == {"plan_id": "***", "priority": 3, "nothing": None}
+
+
+async def test_create_with_a_secret_is_a_dead_letter_without_it(pusher, sql):
+    await pusher.push("attempt.create", new_attempt(job_spec_ref={"env": {"TOKEN": CANARY}}))
+
+    [letter] = await dead_letters(sql)
+    assert (letter["reason"], letter["redrivable"]) == ("secret-in-request", False)
+    assert CANARY not in str(letter)
+
+
+@pytest.mark.parametrize("field", ["to", "messageId", "attribute"])
+async def test_secret_in_the_frame_of_a_message_is_not_kept(field, pusher, sql):
+    envelope = {"v": 1, "to": "no.handler", "id": str(uuid4()), "data": {}}
+    if field == "to":
+        envelope["to"] = CANARY
+    more = {"messageId": CANARY} if field == "messageId" else {"attributes": {CANARY: CANARY}}
+    await pusher.push_envelope(envelope, **more)
+
+    assert CANARY not in str(await dead_letters(sql))
+    assert CANARY not in str(await sql.fetch("SELECT * FROM message_failures"))
 
 
 async def test_dead_letter_that_is_delivered_again_is_counted_on_its_row(pusher, sql):

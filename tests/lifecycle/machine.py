@@ -55,6 +55,8 @@ EMPTIED = (
     "placement_classes, runner_instances, runner_statuses, runner_sessions"
 )
 
+FREED = commands.GiveReason(reason="looked at the host")
+
 
 class Bridge:
     """An event loop of its own in a thread of its own, for a machine that knows none."""
@@ -192,7 +194,7 @@ class LifecycleMachine(RuleBasedStateMachine):
             assert again == first
 
     def free(self, key: str) -> None:
-        answer = self.ask(fleet.free_key(self.services, key))
+        answer = self.ask(fleet.free_key(self.services, key, FREED, "machine"))
         if answer.reason is None:
             self.freed.add(answer.outcome)
         assert answer.reason in {None, "key-in-use", "concurrency-key-not-found"}

@@ -210,6 +210,10 @@ async def test_operator_frees_the_key_of_an_ended_attempt(world, clock):
 
     assert (answer.status_code, answer.json()["attempt_id"]) == (200, held.attempt_id)
     assert (await (await world.runner("opentofu.apply")).claim()).attempt_id == waiting
+    told = (await world.events(held.attempt_id))[-1]
+    assert told["event_type"] == "key_freed"
+    assert told["payload"]["reason"] == "looked at the host"
+    assert told["payload"]["concurrency_key"] == key
 
 
 @pytest.mark.parametrize("state", ["leased", "running", "waiting"])

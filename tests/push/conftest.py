@@ -12,8 +12,6 @@ import asyncpg
 import httpx
 import pytest
 
-from app.api.dispatch import Dispatcher
-from app.domain.letters import Mask
 from app.embedded.environment import ACCOUNTS, AUDIENCE, SUBSCRIPTION
 from app.embedded.issuer import Issuer, issuer_app
 from app.embedded.pubsub import LocalPubSub
@@ -86,17 +84,13 @@ def services(parts, database_url) -> Services:
 
 @pytest.fixture
 async def open_instance(parts, make_settings, ledger) -> AsyncIterator[OpenInstance]:
-    """Instances in this process: their registry, their mask and any setting may be chosen."""
+    """Instances in this process: their registry and any setting may be chosen."""
     async with AsyncExitStack() as stack:
 
-        async def open_(
-            registry: Registry | None = None, mask: Mask | None = None, **more: object
-        ) -> httpx.AsyncClient:
+        async def open_(registry: Registry | None = None, **more: object) -> httpx.AsyncClient:
             settings = make_settings(**{**OURS, **more})
             services = replace(parts, settings=settings, metrics=Metrics())
-            registry = registry or registry_of_tests()
-            app = create_app(services, registry)
-            app.state.dispatcher = Dispatcher(services, registry, mask)
+            app = create_app(services, registry or registry_of_tests())
             client = httpx.AsyncClient(
                 transport=httpx.ASGITransport(app), base_url="https://execution-plane.test"
             )

@@ -24,6 +24,8 @@ class Add(Command):
     """What the line says."""
     seconds: float = 0
     """How long it takes."""
+    note: str = ""
+    """What is said beside it."""
     failure_rate: float = 0
     """How likely it fails, after it has written."""
 

@@ -12,10 +12,10 @@ def nothing_secret(value):
     return value
 
 
-def test_without_a_mask_only_the_form_is_kept():
-    kept = letters.keep({"password": CANARY}, None)
+def test_of_what_is_too_large_only_the_form_is_kept():
+    kept = letters.keep({"note": "x" * letters.MAX_KEPT_BYTES}, nothing_secret)
 
-    assert kept == letters.Kept('{"password":"text of 14 characters"}', redrivable=False)
+    assert kept == letters.Kept('{"note":"text of 65536 characters"}', redrivable=False)
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,6 @@ async def test_open_reader_makes_the_removal_give_up_and_no_beat_waits_for_it(ma
     assert len(beats.seconds) > 10
     if direct:
         assert behind == set()
-    print(f"\n{len(beats.seconds)} beats, the slowest {max(beats.seconds) * 1000:.0f} ms")
     assert await world.drop_partitions() == 1
     assert old not in await world.names()
 

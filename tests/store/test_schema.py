@@ -261,7 +261,7 @@ MANDATORY_INDEXES = [
     ("runner_leases", ["runner_instance_id", "status"], False),
     ("attempt_heartbeats", ["attempt_id", "created_at"], False),
     ("raw_log_refs", ["attempt_id", "stream"], False),
-    ("runner_output_refs", ["attempt_id", "name"], False),
+    ("runner_output_refs", ["attempt_id", "name"], True),
     ("artifact_refs", ["digest"], False),
     ("attempt_events", ["attempt_id", "created_at"], False),
 ]
