@@ -34,9 +34,6 @@ def loops_of(role: str) -> list[Loop]:
     """The loops that a process of this role runs."""
     ticking: list[Loop] = [Tick()] if role in {"api", "all"} else []
     sweeping: list[Loop] = (
-<<<<<<< HEAD
-        [EndDue(), KeepKeys(), MakePartitions(), ForgetClasses(), ForgetMessages(), *_retention()]
-=======
         [
             EndDue(),
             KeepKeys(),
@@ -44,8 +41,8 @@ def loops_of(role: str) -> list[Loop]:
             ForgetClasses(),
             ForgetMessages(),
             MarkBucket(),
+            *_retention(),
         ]
->>>>>>> artifacts
         if role in {"scheduler", "all"}
         else []
     )
