@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api import batches, control, dead_letters, health, operator, push, runner
+from app.api import batches, control, dead_letters, health, operator, push, retention, runner
 from app.api.bodies import pointer
 from app.api.dispatch import Dispatcher
 from app.api.docs import add_docs
@@ -64,6 +64,7 @@ def create_app(services: Services, registry: Registry | None = None) -> FastAPI:
         operator.reads,
         operator.writes,
         dead_letters.router,
+        retention.router,
         runner.router,
         push.router,
         health.router,

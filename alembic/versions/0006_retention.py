@@ -36,6 +36,10 @@ CREATE INDEX artifact_refs_expires_at_idx ON artifact_refs (expires_at)
     """\
 CREATE INDEX artifact_refs_undated_idx ON artifact_refs (id)
     WHERE expires_at IS NULL AND retention_class <> 'legal_hold'""",
+    "CREATE INDEX artifact_uploads_open_idx ON artifact_uploads (id) WHERE closed_at IS NULL",
+    """\
+CREATE INDEX artifact_uploads_closed_at_idx ON artifact_uploads (closed_at)
+    WHERE closed_at IS NOT NULL""",
     """\
 CREATE FUNCTION events_needed_since() RETURNS timestamptz
 LANGUAGE sql STABLE AS 'SELECT NULL::timestamptz'""",
@@ -43,6 +47,8 @@ LANGUAGE sql STABLE AS 'SELECT NULL::timestamptz'""",
 
 DOWN = (
     "DROP FUNCTION events_needed_since()",
+    "DROP INDEX artifact_uploads_closed_at_idx",
+    "DROP INDEX artifact_uploads_open_idx",
     "DROP INDEX artifact_refs_undated_idx",
     "DROP INDEX artifact_refs_removing_idx",
     "DROP INDEX artifact_refs_expires_at_idx",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import structlog
 
 from app import failpoints
+from app.handlers.old_things import list_old
 from app.loops.loop import Result
 from app.services import Services
 from app.store import old_partitions
@@ -41,14 +40,6 @@ class DropPartitions:
             removed += 1
             _LOG.info("partition.removed", partition=partition.name, bytes=partition.byte_size)
         return Result(removed, more=removed == _BATCH)
-
-
-async def list_old(services: Services) -> list[Partition]:
-    """What a pass would look at: partitions whose time is over, and begun removals."""
-    kept = services.settings.retention
-    events = None if kept.events_days is None else timedelta(days=kept.events_days)
-    beats = timedelta(days=kept.heartbeats_days)
-    return await services.database.run(lambda conn: old_partitions.list_old(conn, beats, events))
 
 
 async def _note(services: Services, partition: Partition) -> bool:

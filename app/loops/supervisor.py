@@ -13,15 +13,19 @@ from collections.abc import Sequence
 import structlog
 
 from app.domain.errors import ServiceError
+from app.loops.abort_uploads import AbortUploads
 from app.loops.drop_partitions import DropPartitions
 from app.loops.end_due import EndDue
 from app.loops.forget_classes import ForgetClasses
 from app.loops.forget_messages import ForgetMessages
+from app.loops.forget_old import ForgetOld
 from app.loops.keep_keys import KeepKeys
 from app.loops.leader import RENEW_SECONDS, Leader
 from app.loops.loop import Loop
 from app.loops.make_partitions import MakePartitions
 from app.loops.mark_bucket import MarkBucket
+from app.loops.remove_expired import RemoveExpired
+from app.loops.remove_orphans import RemoveOrphans
 from app.loops.tick import Tick
 from app.services import Services
 
@@ -51,7 +55,7 @@ def loops_of(role: str) -> list[Loop]:
 
 def _retention() -> list[Loop]:
     """The loops that remove what is kept no longer."""
-    return [DropPartitions()]
+    return [DropPartitions(), RemoveExpired(), RemoveOrphans(), AbortUploads(), ForgetOld()]
 
 
 class Supervisor:

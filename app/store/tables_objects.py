@@ -96,6 +96,12 @@ artifact_uploads = sa.Table(
     sa.CheckConstraint("(closed_at IS NULL) = (closed_reason IS NULL)", name="closed"),
     sa.Index(None, "bucket", "key"),
     sa.Index(None, "lease_id", postgresql_where=sa.text("closed_at IS NULL")),
+    sa.Index("artifact_uploads_open_idx", "id", postgresql_where=sa.text("closed_at IS NULL")),
+    sa.Index(
+        "artifact_uploads_closed_at_idx",
+        "closed_at",
+        postgresql_where=sa.text("closed_at IS NOT NULL"),
+    ),
 )
 
 log_streams = sa.Table(
