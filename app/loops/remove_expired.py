@@ -37,8 +37,9 @@ class RemoveExpired:
 
     async def run_once(self, services: Services) -> Result:
         """Remove a batch. ObjectStoreUnavailable: what was marked stays marked."""
+        kept = services.settings.retention
         dated = await services.database.run(
-            lambda conn: expiries.date(conn, services.settings.retention.class_days, _BATCH)
+            lambda conn: expiries.date(conn, kept.class_days, kept.log_class, _BATCH)
         )
         locked = await services.database.run(_mark)
         removed, more = await self._remove(services)

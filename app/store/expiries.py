@@ -13,21 +13,27 @@ from uuid import UUID
 
 from app.store.database import Connection
 
+# The objects of logs get their class here too: whoever makes them knows nothing of it.
 _DATE = """
 -- expiries.date
-UPDATE artifact_refs f SET expires_at = f.created_at + make_interval(days => t.days)
-FROM unnest($1::text[], $2::int[]) t(retention_class, days)
-WHERE f.retention_class = t.retention_class AND f.id IN (
-    SELECT u.id FROM artifact_refs u
+UPDATE artifact_refs f SET retention_class = t.retention_class,
+    expires_at = f.created_at + make_interval(days => t.days)
+FROM (SELECT u.id, CASE WHEN EXISTS (SELECT FROM raw_log_refs r WHERE r.artifact_ref_id = u.id)
+            THEN $4 ELSE u.retention_class END AS retention_class
+    FROM artifact_refs u
     WHERE u.expires_at IS NULL AND u.retention_class <> 'legal_hold'
-    ORDER BY u.id LIMIT $3 FOR UPDATE SKIP LOCKED)
+    ORDER BY u.id LIMIT $3 FOR UPDATE SKIP LOCKED) u
+JOIN unnest($1::text[], $2::int[]) t(retention_class, days)
+    ON t.retention_class = u.retention_class
+WHERE f.id = u.id
 """
 
 
-async def date(conn: Connection, class_days: Mapping[str, int], limit: int) -> int:
+async def date(conn: Connection, class_days: Mapping[str, int], log_class: str, limit: int) -> int:
     """Give an expiry to at most `limit` artifacts that have none; return how many."""
     days = list(class_days.values())
-    return int((await conn.execute(_DATE, list(class_days), days, limit)).split()[-1])
+    done = await conn.execute(_DATE, list(class_days), days, limit, log_class)
+    return int(done.split()[-1])
 
 
 # Rows that somebody holds locked are left out; then none of their key is marked this time.
