@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from app.cli import cli
 from app.commands import audit
 from app.store.migrate import ROOT
+from tests.lifecycle.kept_faults import KEPT_FAULTS
 from tests.lifecycle.world import AGAIN, ONCE, breaches, new_key
 
 LEASE = 30
@@ -27,6 +28,8 @@ async def lives(world, clock) -> dict[str, str]:
     await done.log(b"one\n", 0)
     await done.complete()
     await done.log(b"its last words\n", 4)
+    kept = {"reason": "case 17"}
+    await world.operator.call("POST", f"/v1/attempts/{done.attempt_id}:hold", json=kept)
 
     lost = await world.running()
     again = await world.running(AGAIN, timeout_seconds=7200, concurrency_key=shared)
@@ -258,6 +261,7 @@ FAULTS: dict[str, list[str]] = {
         attempt("limit_at = clock_fact()", "done"),
     ],
 }
+FAULTS |= KEPT_FAULTS
 EACH = [(name, number) for name in FAULTS for number in range(len(FAULTS[name]))]
 
 

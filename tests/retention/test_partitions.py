@@ -326,3 +326,22 @@ async def test_two_who_remove_at_once_remove_each_once(make):
         )
         == 0
     )
+
+
+async def test_auditor_says_nothing_about_timelines_that_retention_has_cut(make):
+    world = await make(direct=True, RETENTION__EVENTS_DAYS=60)
+    await world.clock.stop()
+    lapsed = await world.running()
+    await world.clock.forward(30)
+    await world.sweep()
+    await lapsed.complete("failed")
+    await (await world.running()).complete()
+    await world.clock.forward(100 * 86_400)
+    await (await world.running()).complete()
+    whole = await world.audit()
+
+    while await world.drop_partitions():
+        pass
+
+    assert await world.control.events(lapsed.attempt_id) == []
+    assert (whole, await world.audit()) == ({}, {})
