@@ -13,6 +13,7 @@ import datetime as dt
 import tempfile
 from pathlib import Path
 from time import perf_counter
+from typing import Self
 
 import asyncpg
 
@@ -61,7 +62,7 @@ class Traffic:
         self._done = asyncio.Event()
         self.beats: list[float] = []
 
-    async def __aenter__(self) -> Traffic:
+    async def __aenter__(self) -> Self:
         self._tasks = [
             asyncio.create_task(self._repeat(statement, keep))
             for statement, keep in ((INSERT, True), (INSERT, True), (READ, False))

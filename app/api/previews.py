@@ -53,7 +53,7 @@ async def _partitions(services: Services) -> list[DuePartition]:
         return [
             DuePartition(
                 name=one.name,
-                byte_size=one.byte_size,
+                byte_size=await old_partitions.size(conn, one),
                 needed=one.stage == "attached" and await old_partitions.is_needed(conn, one),
             )
             for one in old[:100]

@@ -38,7 +38,8 @@ class DropPartitions:
                 continue
             await _remove(services, partition)
             removed += 1
-            _LOG.info("partition.removed", partition=partition.name, bytes=partition.byte_size)
+            services.metrics.removed.labels("partitions").inc()
+            _LOG.info("partition.removed", partition=partition.name)
         return Result(removed, more=removed == _BATCH)
 
 

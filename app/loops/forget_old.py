@@ -10,6 +10,7 @@ from app.loops.loop import Result
 from app.services import Services
 from app.store import forgetting
 from app.store.database import Connection
+from app.store.forgetting import OpenTicket
 
 _BATCH = 1000
 _FIRST = UUID(int=0)
@@ -29,34 +30,22 @@ class ForgetOld:
     async def run_once(self, services: Services) -> Result:
         """Close due tickets, remove old rows."""
         kept = services.settings.retention
+        sessions, runners = timedelta(days=kept.session_days), timedelta(days=kept.runner_days)
+        after = self._after
 
-        async def forget(conn: Connection) -> dict[str, int]:
-            return {
+        async def forget(conn: Connection) -> tuple[list[OpenTicket], dict[str, int]]:
+            found = await forgetting.list_open_tickets(conn, after, _BATCH)
+            due = [ticket.id for ticket in found if ticket.due]
+            return found, {
+                "closed_tickets": await forgetting.close_tickets(conn, due) if due else 0,
                 "tickets": await forgetting.remove_tickets(conn, TICKETS_KEPT, _BATCH),
-                "sessions": await forgetting.remove_sessions(
-                    conn, timedelta(days=kept.session_days), _BATCH
-                ),
-                "runners": await forgetting.remove_silent_runners(
-                    conn, timedelta(days=kept.runner_days), _BATCH
-                ),
+                "sessions": await forgetting.remove_sessions(conn, sessions, _BATCH),
+                "runners": await forgetting.remove_silent_runners(conn, runners, _BATCH),
             }
 
-        closed, full = await self._close(services)
-        removed = await services.database.run(forget)
-        for kind, count in removed.items():
-            services.metrics.removed.labels(kind).inc(count)
-        more = full or max(removed.values()) == _BATCH
-        return Result(closed + sum(removed.values()), more=more)
-
-    async def _close(self, services: Services) -> tuple[int, bool]:
-        after = self._after
-        found = await services.database.run(
-            lambda conn: forgetting.list_open_tickets(conn, after, _BATCH)
-        )
+        found, done = await services.database.run(forget)
         full = len(found) == _BATCH
         self._after = found[-1].id if full else _FIRST
-        due = [ticket.id for ticket in found if ticket.due]
-        if not due:
-            return 0, full
-        closed = await services.database.run(lambda conn: forgetting.close_tickets(conn, due))
-        return closed, full
+        for kind, count in done.items():
+            services.metrics.removed.labels(kind).inc(count)
+        return Result(sum(done.values()), more=full or max(done.values()) == _BATCH)

@@ -37,12 +37,13 @@ class RemoveExpired:
 
     async def run_once(self, services: Services) -> Result:
         """Remove a batch. ObjectStoreUnavailable: what was marked stays marked."""
-        kept = services.settings.retention
-        dated = await services.database.run(
-            lambda conn: expiries.date(conn, kept.class_days, kept.log_class, _BATCH)
-        )
-        locked = await services.database.run(_mark)
-        removed, more = await self._remove(services)
+        after = self._after
+        work = await services.database.run(lambda conn: expiries.find_work(conn, after))
+        dated = await _date(services) if work.undated else 0
+        locked = await services.database.run(_mark) if work.expired or dated else 0
+        removed, more = 0, False
+        if work.removing or locked or after != _FIRST:
+            removed, more = await self._remove(services)
         return Result(removed, more=more or dated == _BATCH or locked >= _BATCH)
 
     async def _remove(self, services: Services) -> tuple[int, bool]:
@@ -66,6 +67,13 @@ class RemoveExpired:
         services.metrics.removed.labels("artifacts").inc(removed)
         self._after = found[-1].id if full else _FIRST
         return removed, full
+
+
+async def _date(services: Services) -> int:
+    kept = services.settings.retention
+    return await services.database.run(
+        lambda conn: expiries.date(conn, kept.class_days, kept.log_class, _BATCH)
+    )
 
 
 async def _mark(conn: Connection) -> int:

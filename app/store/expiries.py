@@ -13,6 +13,33 @@ from uuid import UUID
 
 from app.store.database import Connection
 
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Whether there is anything of each kind to do."""
+
+    undated: bool
+    expired: bool
+    removing: bool
+
+
+_FIND_WORK = """
+-- expiries.find_work
+SELECT EXISTS (SELECT FROM artifact_refs
+        WHERE expires_at IS NULL AND retention_class <> 'legal_hold') AS undated,
+    EXISTS (SELECT FROM artifact_refs WHERE held_at IS NULL AND state <> 'removing'
+        AND expires_at < clock_now()) AS expired,
+    EXISTS (SELECT FROM artifact_refs WHERE state = 'removing' AND id > $1) AS removing
+"""
+
+
+async def find_work(conn: Connection, after: UUID) -> Work:
+    """A cheap look before anything else; `after`: where the removal stands."""
+    row = await conn.fetchrow(_FIND_WORK, after)
+    assert row is not None  # noqa: S101 - a SELECT without FROM
+    return Work(**dict(row))
+
+
 # The objects of logs get their class here too: whoever makes them knows nothing of it.
 _DATE = """
 -- expiries.date

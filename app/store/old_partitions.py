@@ -31,29 +31,24 @@ class Partition:
     ends_at: dt.datetime
     stage: Stage
     noted: bool
-    byte_size: int
 
 
 # Detached ones are known by their note alone. A name tells the bounds: it was made by us.
 _LIST = """
 -- old_partitions.list_all
-SELECT c.relname AS name, pg_total_relation_size(c.oid) AS byte_size, n.name IS NOT NULL AS noted,
-    CASE WHEN i.inhrelid IS NULL THEN 'detached' WHEN i.inhdetachpending THEN 'pending'
-        ELSE 'attached' END AS stage
-FROM pg_class c
-LEFT JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhparent = ANY(
-    ARRAY['attempt_heartbeats', 'attempt_events']::regclass[])
-LEFT JOIN removed_partitions n ON n.name = c.relname AND n.removed_at IS NULL
-WHERE c.relkind = 'r' AND c.relname ~ '^attempt_(heartbeats|events)_[0-9]+$'
-    AND c.relnamespace = (SELECT relnamespace FROM pg_class
-        WHERE oid = 'attempt_heartbeats'::regclass)
-    AND (i.inhrelid IS NOT NULL OR n.name IS NOT NULL)
-ORDER BY c.relname
-"""
-
-_CLOCK = """
--- old_partitions.clock
-SELECT clock_now() AS now
+WITH attached AS (
+    SELECT c.relname::text AS name, i.inhdetachpending
+    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE i.inhparent IN ('attempt_heartbeats'::regclass, 'attempt_events'::regclass)
+), begun AS (
+    SELECT n.name FROM removed_partitions n WHERE n.removed_at IS NULL
+)
+SELECT a.name, b.name IS NOT NULL AS noted, clock_now() AS now,
+    CASE WHEN a.inhdetachpending THEN 'pending' ELSE 'attached' END AS stage
+FROM attached a LEFT JOIN begun b ON b.name = a.name
+UNION ALL
+SELECT b.name, true, clock_now(), 'detached' FROM begun b
+WHERE NOT EXISTS (SELECT FROM attached a WHERE a.name = b.name)
 """
 
 
@@ -61,24 +56,27 @@ async def list_old(
     conn: Connection, beats_kept: dt.timedelta, events_kept: dt.timedelta | None
 ) -> list[Partition]:
     """Partitions that ended so long ago, the oldest first, and those whose removal has begun."""
-    now: dt.datetime = await conn.fetchval(_CLOCK)
-    found = [_partition(**dict(row)) for row in await conn.fetch(_LIST)]
     kept = {"attempt_heartbeats": beats_kept, "attempt_events": events_kept}
-
-    def is_over(one: Partition) -> bool:
+    old = []
+    for row in await conn.fetch(_LIST):
+        one = _partition(row["name"], row["noted"], row["stage"])
+        if one is None:
+            continue
         age = kept[one.parent]
-        return one.stage != "attached" or (age is not None and one.ends_at <= now - age)
+        if one.stage != "attached" or (age is not None and one.ends_at <= row["now"] - age):
+            old.append(one)
+    return sorted(old, key=lambda one: (one.stage == "attached", one.ends_at))
 
-    return sorted(filter(is_over, found), key=lambda one: (one.stage == "attached", one.ends_at))
 
-
-def _partition(name: str, byte_size: int, noted: bool, stage: Stage) -> Partition:
+def _partition(name: str, noted: bool, stage: Stage) -> Partition | None:
+    """None for one that somebody else attached under a name of their own."""
     fits = _NAME.fullmatch(name)
-    assert fits is not None  # noqa: S101 - the statement's own pattern, and we made it
+    if fits is None:
+        return None
     parent, year, month, day = fits.groups()
     start = dt.date(int(year), int(month), int(day or 1))
     end = start + dt.timedelta(days=1) if day else next_month(start)
-    return Partition(name, parent, _midnight(start), _midnight(end), stage, noted, byte_size)
+    return Partition(name, parent, _midnight(start), _midnight(end), stage, noted)
 
 
 def _midnight(day: dt.date) -> dt.datetime:
@@ -100,6 +98,17 @@ ELSE EXISTS (
 async def is_needed(conn: Connection, partition: Partition) -> bool:
     """Whether an open attempt, or a subscription that has not delivered it, still needs it."""
     return bool(await conn.fetchval(_IS_NEEDED, partition.parent, partition.ends_at))
+
+
+_SIZE = """
+-- old_partitions.size
+SELECT coalesce(pg_total_relation_size(to_regclass($1)), 0)
+"""
+
+
+async def size(conn: Connection, partition: Partition) -> int:
+    """Its bytes on disk, with indexes; 0 if it is gone."""
+    return int(await conn.fetchval(_SIZE, partition.name))
 
 
 _NOTE = """
