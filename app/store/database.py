@@ -109,7 +109,7 @@ class Database:
         For what PostgreSQL refuses inside a transaction; it goes over the direct connection. Each
         try must look at what the one before it left. Raises DatabaseUnavailable.
         """
-        return await _patiently(lambda: self._outside(command))
+        return await _patiently(lambda: self._outside(command), tries=3)
 
     async def _outside(self, command: Callable[[Connection], Awaitable[T]]) -> T:
         settings = self._settings
@@ -231,9 +231,9 @@ class Database:
         return 0 if self._pool is None else self._pool.get_size() - self._pool.get_idle_size()
 
 
-async def _patiently(step: Callable[[], Awaitable[T]]) -> T:
+async def _patiently(step: Callable[[], Awaitable[T]], tries: int = _PATIENT_TRIES) -> T:
     """Do it; while others hold the lock that it needs, try again a few times."""
-    for attempt in range(1, _PATIENT_TRIES):
+    for attempt in range(1, tries):
         try:
             return await step()
         except DatabaseUnavailable as error:

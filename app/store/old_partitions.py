@@ -18,6 +18,9 @@ from app.store.partitions import LOCK_TIMEOUT, next_month
 
 Stage: TypeAlias = Literal["attached", "pending", "detached"]
 
+# Outside a transaction nobody waits behind us. Longer than PostgreSQL's deadlock_timeout, after
+# which a vacuum of the old partition gives way.
+_LONG_LOCK_TIMEOUT = "1500ms"
 _NAME = re.compile(r"(attempt_heartbeats|attempt_events)_(\d{4})(\d{2})(\d{2})?")
 
 
@@ -133,10 +136,13 @@ WHERE i.inhparent = to_regclass($1) AND i.inhrelid = to_regclass($2)
 async def detach(conn: Connection, partition: Partition, *, outside: bool) -> None:
     """Detach it, unless it is; one that somebody left half detached is finalised instead.
 
-    `outside` any transaction nobody waits for it. Inside of one all beats wait while it does. In
-    both cases it gives up (LockNotAvailableError) when a lock is not there after `LOCK_TIMEOUT`.
+    `outside` any transaction nobody waits for it. Inside of one all beats wait while it does, so
+    there it gives up after `LOCK_TIMEOUT`. LockNotAvailableError when it gave up.
     """
-    await conn.execute(f"SET {'' if outside else 'LOCAL'} lock_timeout = '{LOCK_TIMEOUT}'")
+    if outside:
+        await conn.execute(f"SET lock_timeout = '{_LONG_LOCK_TIMEOUT}'")
+    else:
+        await conn.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
     pending = await conn.fetchval(_IS_PENDING, partition.parent, partition.name)
     if pending is not None:
         how = "FINALIZE" if pending else "CONCURRENTLY" if outside else ""
@@ -152,7 +158,7 @@ UPDATE removed_partitions SET removed_at = clock_fact() WHERE name = $1
 
 
 async def drop(conn: Connection, partition: Partition) -> None:
-    """Drop a detached one, and note it in the same transaction."""
-    await conn.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+    """Drop a detached one, which nobody uses any more, and note it in the same transaction."""
+    await conn.execute(f"SET LOCAL lock_timeout = '{_LONG_LOCK_TIMEOUT}'")
     await conn.execute(f"DROP TABLE IF EXISTS {partition.name}")
     await conn.execute(_MARK_REMOVED, partition.name)
