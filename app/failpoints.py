@@ -55,6 +55,10 @@ NAMES = frozenset(
         "schedule.after_fire",
         "outbox.after_publish",
         "migrate.mid_step",
+        "partitions.after_detach",
+        "retention.after_mark",
+        "retention.after_object",
+        "orphans.after_close",
     }
 )
 

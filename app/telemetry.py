@@ -147,6 +147,17 @@ class Metrics:
             "Age of the oldest transaction that holds the feed back; `/readyz` names it.",
             registry=registry,
         )
+        self.removed = Counter(
+            "execution_plane_removed",
+            "Things whose time was over and that this process removed, by kind.",
+            ["kind"],
+            registry=registry,
+        )
+        self.removals_refused = Counter(
+            "execution_plane_removals_refused",
+            "Objects that the store refused to delete; they are tried again.",
+            registry=registry,
+        )
         self.loop_runs = Counter(
             "execution_plane_loop_runs",
             "Passes of the loops of this process, by outcome.",

@@ -41,6 +41,7 @@ _APART = {
         "logs",
         "masking",
         "push",
+        "retention",
         "scheduler",
     ),
 }

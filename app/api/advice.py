@@ -75,6 +75,7 @@ ADVICE: Mapping[type[ServiceError], str] = {
     e.OutputConflict: "Use another name. What is recorded stays.",
     e.OutputNotFound: "Record the output first, in the same attempt.",
     e.RequestIdReused: "Use a new `request_id` for each new thing, and the same one to repeat.",
+    e.FeedEpochMismatch: "Read `retention:preview`, look at what it says, confirm that epoch.",
     e.BucketNotOurs: (
         "Point the service at its own bucket or prefix; `docs/storage.md` says how one is "
         "taken over."

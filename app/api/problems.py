@@ -91,6 +91,7 @@ ANSWERS: Mapping[type[ServiceError], Answer] = {
     e.OutputConflict: Answer(409, Push.POISON),
     e.OutputNotFound: Answer(404, Push.LATER),
     e.RequestIdReused: Answer(409, Push.POISON),
+    e.FeedEpochMismatch: Answer(409, Push.POISON),
     e.BucketNotOurs: Answer(503, Push.OURS),
     e.ConcurrencyKeyNotFound: Answer(404, Push.POISON),
     e.KeyInUse: Answer(409, Push.POISON),

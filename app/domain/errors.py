@@ -273,6 +273,10 @@ class RequestIdReused(ServiceError):
     """This request_id was used for something else."""
 
 
+class FeedEpochMismatch(ServiceError):
+    """This is not the number of the feed's current epoch."""
+
+
 class BucketNotOurs(ServiceError):
     """The bucket's marker names another installation; nothing in it may be deleted."""
 

@@ -17,10 +17,13 @@ import structlog
 
 from app.domain.errors import LeadershipLost, ServiceError, SweepTooSlow
 from app.domain.sent import Deliver
+from app.loops.abort_uploads import AbortUploads
+from app.loops.drop_partitions import DropPartitions
 from app.loops.end_due import EndDue
 from app.loops.fire_schedules import FireSchedules
 from app.loops.forget_classes import ForgetClasses
 from app.loops.forget_messages import ForgetMessages
+from app.loops.forget_old import ForgetOld
 from app.loops.forget_schedules import ForgetSchedules
 from app.loops.keep_keys import KeepKeys
 from app.loops.leader import Leader
@@ -28,6 +31,8 @@ from app.loops.loop import Loop, Result
 from app.loops.make_partitions import MakePartitions
 from app.loops.mark_bucket import MarkBucket
 from app.loops.merge_logs import MergeLogs
+from app.loops.remove_expired import RemoveExpired
+from app.loops.remove_orphans import RemoveOrphans
 from app.loops.reports import Reports
 from app.loops.send_outbox import SendOutbox
 from app.loops.tick import Tick
@@ -60,8 +65,14 @@ def loops_of(role: str, deliver: Deliver) -> list[Loop]:
         ForgetSchedules(),
         MarkBucket(),
         MergeLogs(),
+        *_retention(),
     ]
     return ticking + (sweeping if role in {"scheduler", "all"} else [])
+
+
+def _retention() -> list[Loop]:
+    """The loops that remove what is kept no longer."""
+    return [DropPartitions(), RemoveExpired(), RemoveOrphans(), AbortUploads(), ForgetOld()]
 
 
 class Supervisor:

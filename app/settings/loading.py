@@ -28,6 +28,7 @@ from app.settings.groups import (
     LimitSettings,
     ObjectSettings,
     PushSettings,
+    RetentionSettings,
     SchedulerSettings,
     ServerSettings,
     TelemetrySettings,
@@ -50,6 +51,7 @@ class Settings(BaseSettings):
     push: PushSettings = PushSettings()
     leases: LeaseSettings = LeaseSettings()
     limits: LimitSettings = LimitSettings()
+    retention: RetentionSettings = RetentionSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     testing: TestingSettings = TestingSettings()

@@ -42,6 +42,7 @@ from app.store.tables_service import (
     leaders,
     message_failures,
     processed_messages,
+    removed_partitions,
     service_ticks,
     state,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "placement_classes",
     "processed_messages",
     "raw_log_refs",
+    "removed_partitions",
     "runner_instances",
     "runner_leases",
     "runner_output_refs",

@@ -14,6 +14,7 @@ from app.cli import cli
 from app.commands import audit
 from app.store import audit_scheduler
 from app.store.migrate import ROOT
+from tests.lifecycle.kept_faults import KEPT_FAULTS
 from tests.lifecycle.world import AGAIN, ONCE, breaches, new_key
 
 LEASE = 30
@@ -31,6 +32,8 @@ async def lives(world, clock) -> dict[str, str]:
     await done.evidence(artifact_id=artifact_id, output_id=output["id"])
     await done.complete()
     await done.log(b"its last words\n", 4)
+    kept = {"reason": "case 17"}
+    await world.operator.call("POST", f"/v1/attempts/{done.attempt_id}:hold", json=kept)
 
     lost = await world.running()
     again = await world.running(AGAIN, timeout_seconds=7200, concurrency_key=shared)
@@ -333,6 +336,7 @@ FAULTS: dict[str, list[str]] = {
         event("payload = payload - 'output_id'", "done", "output_recorded"),
     ],
 }
+FAULTS |= KEPT_FAULTS
 EACH = [(name, number) for name in FAULTS for number in range(len(FAULTS[name]))]
 
 
