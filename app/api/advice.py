@@ -64,6 +64,15 @@ ADVICE: Mapping[type[ServiceError], str] = {
     e.LogLimitReached: "Stop sending. What was stored before stays readable.",
     e.ConcurrencyKeyNotFound: "Check the key; it is free.",
     e.KeyInUse: "Wait for the attempt that holds it to end, or end it.",
+    e.FeedCursorInvalid: "Use `next_cursor` as it was given, or leave `after` out to begin anew.",
+    e.FeedEpochChanged: (
+        "Go on with `start` as `after`. What you read after the restored state has been undone: "
+        "compare the attempts that you know with `GET /v1/attempts/{attempt_id}`."
+    ),
+    e.FeedCursorExpired: (
+        "Go on with `oldest` as `after`; read the attempts that you follow, for what lies between "
+        "is gone."
+    ),
     e.EnvelopeInvalid: "Publish `{v, to, id, data}` as JSON, in base64, in a wrapped message.",
     e.HandlerNotAllowed: "Name the handler under this subscription in `push.subscriptions`.",
     e.HandlerUnknown: "Check `to`, or wait until every instance has the newer version.",

@@ -237,6 +237,21 @@ class KeyInUse(ServiceError):
     """The holder of this concurrency key has not ended."""
 
 
+# --- the feed ------------------------------------------------------------------------------------
+
+
+class FeedCursorInvalid(ServiceError):
+    """This is no cursor of the feed."""
+
+
+class FeedEpochChanged(ServiceError):
+    """The database was restored or replaced after this cursor; go on at `start`."""
+
+
+class FeedCursorExpired(ServiceError):
+    """Events after this cursor have been removed by age; go on at `oldest`."""
+
+
 # --- messages ------------------------------------------------------------------------------------
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import structlog
+
 from app.loops.loop import Result
 from app.services import Services
-from app.store import ticks
+from app.store import epochs, ticks
+
+_LOG = structlog.get_logger(__name__)
 
 
 class Tick:
@@ -15,6 +19,9 @@ class Tick:
     leader_only = False
 
     async def run_once(self, services: Services) -> Result:
-        """Write one tick."""
+        """Write one tick, after a look whether the feed's epoch still is the server's."""
+        begun = await services.database.run(epochs.ensure_current)
+        if begun is not None:
+            _LOG.warning("feed.epoch_begun", epoch=begun[0], cause=begun[1])
         await services.database.run(ticks.tick)
         return Result(1)

@@ -20,10 +20,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import asyncpg
+import structlog
 
 from app.domain.errors import DatabaseUnavailable, OutcomeUnknown, Overloaded
 from app.settings import DatabaseSettings
-from app.store import partitions
+from app.store import epochs, partitions
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -33,6 +34,7 @@ else:
     Connection = asyncpg.Connection
 
 T = TypeVar("T")
+_LOG = structlog.get_logger(__name__)
 
 CLASS_OF_ATTEMPT = "execution_attempts_placement_class_id_fkey"
 _TRIES = 3
@@ -161,6 +163,7 @@ class Database:
                         timeout=settings.connect_timeout_seconds,
                         command_timeout=settings.statement_timeout_seconds + 2,
                         max_inactive_connection_lifetime=60,
+                        init=self._greet,
                         reset=_keep,
                         server_settings=(
                             {"application_name": "execution-plane"}
@@ -171,6 +174,18 @@ class Database:
                 except (asyncpg.PostgresError, *_LOST) as error:
                     raise DatabaseUnavailable from error
             return self._pool
+
+    async def _greet(self, connection: Connection) -> None:
+        """See that the feed's epoch is that of the server behind a new connection."""
+        await connection.execute(self._begin)
+        try:
+            begun = await epochs.ensure_current(connection)
+        except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
+            await connection.execute("ROLLBACK")  # not migrated yet, which readiness tells
+            return
+        await connection.execute("COMMIT")
+        if begun is not None:
+            _LOG.warning("feed.epoch_begun", epoch=begun[0], cause=begun[1])
 
     async def close(self) -> None:
         """Close every connection; running transactions get five seconds."""

@@ -65,9 +65,12 @@ LANGUAGE sql VOLATILE AS 'SELECT clock_timestamp()'""",
     """\
 CREATE FUNCTION fact_after(last timestamptz) RETURNS timestamptz
 LANGUAGE sql VOLATILE AS 'SELECT greatest(clock_fact(), last)'""",
+    # Volatile, so that it looks after it has the table's lock, and not with the snapshot of a
+    # statement that began before: whoever begins an epoch holds that lock alone, so nothing is
+    # written to the epoch before once the new one can be seen.
     """\
 CREATE FUNCTION current_feed_epoch() RETURNS integer
-LANGUAGE sql STABLE AS 'SELECT max(number) FROM feed_epochs'""",
+LANGUAGE sql VOLATILE AS 'SELECT max(number) FROM feed_epochs'""",
     # The transaction's id, but never below that of the attempt's last event in this epoch: so an
     # attempt's own order survives a transaction that took its id early and its turn late.
     """\

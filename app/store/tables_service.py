@@ -24,8 +24,11 @@ feed_epochs = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     text_("system_identifier"),
     int_("timeline"),
+    # The end of the epoch before: a cursor beyond it saw what the restore has undone.
     sa.Column("previous_end_xid", Xid8, nullable=True),
     at_("begun_at", null=False),
+    # Facts of this epoch may be dated up to here while the clock, set back, was not there yet.
+    at_("facts_until"),
 )
 
 service_ticks = sa.Table(
@@ -36,6 +39,8 @@ service_ticks = sa.Table(
     at_("outage_ended_at"),
     at_("breaker_began_at"),
     at_("breaker_ended_at"),
+    # The latest one of this feed epoch: what a clock that was set back is seen by.
+    at_("latest_tick_at"),
     sa.CheckConstraint("one_row", name="one_row"),
     **with_(fillfactor=10),
 )

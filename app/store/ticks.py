@@ -9,7 +9,8 @@ from app.store.database import Connection
 
 _TICK = """
 -- ticks.tick
-UPDATE service_ticks SET last_tick_at = clock_fact(), outage_ended_at = CASE
+UPDATE service_ticks SET last_tick_at = clock_fact(),
+    latest_tick_at = greatest(latest_tick_at, clock_fact()), outage_ended_at = CASE
     WHEN clock_fact() - last_tick_at > interval '3 s' THEN clock_fact() ELSE outage_ended_at END
 """
 
