@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import httpx
 
 from app.auth.tokens import TokenVerifier
+from app.callbacks.sender import Sender
 from app.commands.claims import Claimer, PlacementClasses
 from app.commands.ends import rules_of
 from app.commands.leases import Terms
@@ -33,6 +34,7 @@ class Services:
     keys: KeyRing
     masker: Masker
     classes: PlacementClasses
+    callbacks: Sender
     metrics: Metrics
 
     @property

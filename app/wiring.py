@@ -11,6 +11,7 @@ import structlog
 
 from app import failpoints
 from app.auth.tokens import TokenVerifier
+from app.callbacks.sender import Sender
 from app.commands.claims import PlacementClasses
 from app.domain.keys import KeyRing
 from app.domain.masking import Masker
@@ -51,6 +52,13 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         await signals.start()
         stack.push_async_callback(signals.stop)
         masker = await _prepared_masker()
+        keys = KeyRing(
+            settings.keys.current,
+            {
+                key_id: secret.get_secret_value().encode()
+                for key_id, secret in settings.keys.secrets.items()
+            },
+        )
         yield Services(
             settings=settings,
             database=database,
@@ -58,15 +66,10 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             signals=signals,
             http=http,
             tokens=tokens,
-            keys=KeyRing(
-                settings.keys.current,
-                {
-                    key_id: secret.get_secret_value().encode()
-                    for key_id, secret in settings.keys.secrets.items()
-                },
-            ),
+            keys=keys,
             masker=masker,
             classes=PlacementClasses(),
+            callbacks=Sender(settings.callbacks, keys),
             metrics=Metrics(),
         )
 

@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from app.api.advice import PLAIN, reasons
 from app.auth.tokens import TokenVerifier
+from app.callbacks.sender import Sender
 from app.commands.claims import PlacementClasses
 from app.domain.keys import KeyRing
 from app.domain.lifecycle import EventType, diagram
@@ -134,6 +135,7 @@ def unconnected(settings: Settings) -> Services:
     """Services as they are before anything is connected: enough to declare the routes."""
     http = httpx.AsyncClient()
     secrets = {name: key.get_secret_value().encode() for name, key in settings.keys.secrets.items()}
+    keys = KeyRing(settings.keys.current, secrets)
     return Services(
         settings=settings,
         database=Database(settings.database),
@@ -142,8 +144,9 @@ def unconnected(settings: Settings) -> Services:
         http=http,
         tokens=TokenVerifier(settings.identity, http),
         masker=Masker(),
-        keys=KeyRing(settings.keys.current, secrets),
+        keys=keys,
         classes=PlacementClasses(),
+        callbacks=Sender(settings.callbacks, keys),
         metrics=Metrics(),
     )
 

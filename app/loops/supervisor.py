@@ -13,12 +13,14 @@ from collections.abc import Sequence
 import structlog
 
 from app.domain.errors import ServiceError
+from app.loops.deliver_callbacks import DeliverCallbacks
 from app.loops.end_due import EndDue
 from app.loops.forget_classes import ForgetClasses
+from app.loops.forget_deliveries import ForgetDeliveries
 from app.loops.forget_messages import ForgetMessages
 from app.loops.keep_keys import KeepKeys
 from app.loops.leader import RENEW_SECONDS, Leader
-from app.loops.loop import Loop
+from app.loops.loop import Closing, Loop
 from app.loops.make_partitions import MakePartitions
 from app.loops.tick import Tick
 from app.services import Services
@@ -36,7 +38,10 @@ def loops_of(role: str) -> list[Loop]:
         if role in {"scheduler", "all"}
         else []
     )
-    return ticking + sweeping
+    delivering: list[Loop] = (
+        [DeliverCallbacks(), ForgetDeliveries()] if role in {"scheduler", "all"} else []
+    )
+    return ticking + sweeping + delivering
 
 
 class Supervisor:
@@ -67,6 +72,9 @@ class Supervisor:
                 task.cancel()
             if running:
                 await asyncio.wait(running)
+        for loop in self._loops:
+            if isinstance(loop, Closing):
+                await loop.close(self._services)
         await self.leader.resign()
 
     async def wait_broken(self) -> None:

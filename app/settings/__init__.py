@@ -8,6 +8,7 @@ Nothing here has a default that is a secret.
 from app.settings.groups import (
     MIN_SECRET_LENGTH,
     PREFIX,
+    CallbackSettings,
     DatabaseSettings,
     FailpointSettings,
     GrantSettings,
@@ -30,6 +31,7 @@ from app.settings.loading import Settings, load
 __all__ = [
     "MIN_SECRET_LENGTH",
     "PREFIX",
+    "CallbackSettings",
     "DatabaseSettings",
     "FailpointSettings",
     "GrantSettings",

@@ -20,6 +20,7 @@ from pydantic_settings import (
 from app.domain.errors import SettingsInvalid
 from app.settings.groups import (
     PREFIX,
+    CallbackSettings,
     DatabaseSettings,
     Group,
     IdentitySettings,
@@ -49,6 +50,7 @@ class Settings(BaseSettings):
     push: PushSettings = PushSettings()
     leases: LeaseSettings = LeaseSettings()
     limits: LimitSettings = LimitSettings()
+    callbacks: CallbackSettings = CallbackSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     testing: TestingSettings = TestingSettings()
     role: Literal["api", "scheduler", "all"] = Field(
