@@ -31,7 +31,7 @@ TEMPLATE = "template_execution_plane"
 # Folders whose tests take long, by the marker that keeps them out of `make test`.
 _APART = {
     "kill": ("kill",),
-    "thorough": ("demo", "embedded", "feed", "lifecycle", "masking", "push"),
+    "thorough": ("callbacks", "demo", "embedded", "feed", "lifecycle", "masking", "push"),
 }
 
 

@@ -115,7 +115,8 @@ WHERE callback_parked.event_number > EXCLUDED.event_number
 
 _PAUSE_IF_MANY = """
 -- callback_work.pause_if_many
-UPDATE callback_cursors SET paused_at = clock_fact(), pause_reason = 'too_many_parked'
+UPDATE callback_cursors SET paused_at = clock_fact(), pause_reason = 'too_many_parked',
+    holder = NULL
 WHERE subscription_id = $1 AND paused_at IS NULL AND $2 < (SELECT count(*) FROM callback_parked
     WHERE subscription_id = $1 AND NOT asked)
 """
@@ -145,7 +146,9 @@ UPDATE callback_cursors c SET failures = c.failures + 1,
     paused_at = CASE WHEN $5 = 'gone' OR c.failing_since + make_interval(
         secs => s.pause_after_seconds) <= clock_fact() THEN clock_fact() END,
     pause_reason = CASE WHEN $5 = 'gone' THEN 'gone' WHEN c.failing_since + make_interval(
-        secs => s.pause_after_seconds) <= clock_fact() THEN 'refused_too_long' END
+        secs => s.pause_after_seconds) <= clock_fact() THEN 'refused_too_long' END,
+    holder = CASE WHEN $5 <> 'gone' AND (c.failing_since + make_interval(
+        secs => s.pause_after_seconds) <= clock_fact()) IS NOT TRUE THEN c.holder END
 FROM callback_subscriptions s
 WHERE s.id = c.subscription_id AND c.subscription_id = $1 AND c.holder = $2 AND c.term = $3
     AND c.paused_at IS NULL
@@ -174,7 +177,7 @@ async def fail(
 
 _PAUSE = """
 -- callback_work.pause
-UPDATE callback_cursors SET paused_at = clock_fact(), pause_reason = $4
+UPDATE callback_cursors SET paused_at = clock_fact(), pause_reason = $4, holder = NULL
 WHERE subscription_id = $1 AND holder = $2 AND term = $3 AND paused_at IS NULL
 RETURNING subscription_id
 """

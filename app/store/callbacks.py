@@ -150,7 +150,10 @@ _FIND = f"""
 SELECT {SUBSCRIPTION_COLUMNS} FROM callback_subscriptions s WHERE s.name = $1
 """
 
-_LOCK = f"{_FIND} FOR NO KEY UPDATE"
+_LOCK = f"""
+-- callbacks.lock
+SELECT {SUBSCRIPTION_COLUMNS} FROM callback_subscriptions s WHERE s.name = $1 FOR NO KEY UPDATE
+"""
 
 
 async def find(conn: Connection, name: str, *, lock: bool = False) -> Subscription | None:
