@@ -12,7 +12,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api import batches, callbacks, control, dead_letters, health, operator, push, runner
+from app.api import (
+    batches,
+    callbacks,
+    control,
+    dead_letters,
+    events,
+    health,
+    operator,
+    push,
+    runner,
+)
 from app.api.bodies import pointer
 from app.api.dispatch import Dispatcher
 from app.api.docs import add_docs
@@ -61,6 +71,7 @@ def create_app(services: Services, registry: Registry | None = None) -> FastAPI:
         batches.control,
         batches.runner,
         control.router,
+        events.router,
         operator.reads,
         operator.writes,
         callbacks.router,

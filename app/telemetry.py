@@ -164,6 +164,11 @@ class Metrics:
             ["loop"],
             registry=registry,
         )
+        self.feed_horizon_age_seconds = Gauge(
+            "execution_plane_feed_horizon_age_seconds",
+            "Age of the oldest transaction that holds the feed back; `/readyz` names it.",
+            registry=registry,
+        )
         self.loop_runs = Counter(
             "execution_plane_loop_runs",
             "Passes of the loops of this process, by outcome.",

@@ -19,7 +19,6 @@ from app.api.identity import require, services_of
 from app.api.ranges import parse_range
 from app.api.schemas.control import (
     AttemptPage,
-    EventPage,
     HeartbeatPage,
     LeasePage,
     LogPage,
@@ -216,27 +215,6 @@ async def cancel_operation(
     return answer(CancelledOperation(operation_id=operation_id, cancelled=cancelled))
 
 
-@router.get("/attempts/{attempt_id}/events", name="attempts_list_events", response_model=EventPage)
-async def list_events(
-    request: Request,
-    attempt_id: AttemptId,
-    page_size: paging.PageSize = 100,
-    page_token: paging.PageToken = None,
-) -> Response:
-    """Read the timeline of an attempt, in order."""
-    filters = {"attempt_id": attempt_id}
-    after = _event_place(paging.decode(page_token, filters))
-    size = paging.bounded(page_size)
-    found = await services_of(request).database.run(
-        lambda conn: timelines.list_events(conn, attempt_id, after=after, limit=size + 1)
-    )
-    if found is None:
-        raise AttemptNotFound
-    items = found[:size]
-    token = paging.encode([items[-1].event_number], filters) if len(found) > size else None
-    return answer(EventPage(items=items, next_page_token=token))
-
-
 @router.get("/attempts/{attempt_id}/leases", name="attempts_list_leases", response_model=LeasePage)
 async def list_leases(request: Request, attempt_id: AttemptId) -> Response:
     """Read all leases of an attempt: who held it, and how each ended."""
@@ -297,16 +275,6 @@ async def list_logs(
         last = items[-1]
         token = paging.encode([last.lease_number, last.stream, last.stream_offset], filters)
     return answer(LogPage(items=items, next_page_token=token))
-
-
-def _event_place(place: list[Any] | None) -> int:
-    match place:
-        case None:
-            return 0
-        case [int() as number] if 0 <= number <= _MAX_NUMBER:
-            return number
-        case _:
-            raise PageTokenInvalid
 
 
 def _log_place(place: list[Any] | None) -> tuple[int, str, int] | None:

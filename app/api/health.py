@@ -9,9 +9,12 @@ from starlette.responses import JSONResponse, Response
 
 from app.api.identity import services_of
 from app.domain.errors import ServiceError
-from app.store import callbacks, dead_letters, gauges
+from app.store import callbacks, dead_letters, feed, gauges
+from app.store.feed import Holder
 
 router = APIRouter(tags=["health"])
+
+_FELT_SECONDS = 1
 
 
 @router.get("/livez", name="health_live")
@@ -26,17 +29,20 @@ async def live() -> dict[str, str]:
 async def ready(request: Request) -> Response:
     """The process can do its work: database migrated, bucket there, masking possible, not stopping.
 
-    Also shows the age of the last sweep anywhere, so that a missing scheduler is seen.
+    Also shows the age of the last sweep anywhere, so that a missing scheduler is seen, and what
+    holds the feed back.
     """
     services = services_of(request)
     checks: dict[str, str] = {}
     if request.app.state.draining.is_set():
         checks["process"] = "stopping"
     sweep_age: float | None = None
+    holder: Holder | None = None
     try:
         state = await services.database.run(gauges.readiness)
         sweep_age = state.sweep_age_seconds
         wanted = request.app.state.schema_head
+        holder = await services.database.run(feed.horizon)
         checks["database"] = (
             "ok" if state.revision == wanted else "not migrated: run execution-plane migrate"
         )
@@ -53,8 +59,22 @@ async def ready(request: Request) -> Response:
         "status": "ok" if good else "not-ready",
         "checks": checks,
         "last_sweep_age_seconds": sweep_age,
+        "feed_held_back": _told(holder),
     }
     return JSONResponse(body, 200 if good else 503)
+
+
+def _told(holder: Holder | None) -> dict[str, object] | None:
+    """The transaction that holds the feed back, once that can be felt."""
+    if holder is None or (holder.age_seconds or 0) < _FELT_SECONDS:
+        return None
+    return {
+        "seconds": holder.age_seconds,
+        "by": f"{holder.kind} {holder.name}",
+        "database": holder.database,
+        "state": holder.state,
+        "statement": holder.statement,
+    }
 
 
 @router.get("/metrics", name="health_metrics", response_class=Response)
@@ -66,6 +86,9 @@ async def metrics(request: Request) -> Response:
         levels = await services.database.run(gauges.levels)
         gauges.show(services.metrics, levels)
         letters = await services.database.run(dead_letters.count_open)
+        holder = await services.database.run(feed.horizon)
+        age = holder.age_seconds if holder else None
+        services.metrics.feed_horizon_age_seconds.set(age or 0)
         services.metrics.dead_letters_open.clear()
         for reason, count in letters.items():
             services.metrics.dead_letters_open.labels(reason).set(count)

@@ -21,6 +21,9 @@ _LOG = structlog.get_logger(__name__)
 async def tell(services: Services, ended: Iterable[End]) -> None:
     """Count ends, wake who waits for the attempts or for the work set free, move lines up."""
     keys: set[str] = set()
+    ended = list(ended)
+    if ended:
+        services.signals.wake(signals.FEED)
     for end in ended:
         consequence = "continues" if end.continues else end.status.value
         services.metrics.leases_ended.labels(end.lease_word or "none", consequence).inc()

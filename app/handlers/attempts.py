@@ -93,6 +93,7 @@ async def create_attempts(
 async def announce(services: Services, created: Created) -> None:
     """Let a waiting runner know; one with a key first takes its place in the key's line."""
     attempt = created.attempt
+    services.signals.wake(signals.FEED)
     if attempt.concurrency_key is not None:
         await move_up(services, [attempt.concurrency_key])
     else:
@@ -111,6 +112,7 @@ async def cancel_attempt(services: Services, command: CancelAttempt) -> Attempt:
         if isinstance(outcome, ServiceError):
             raise outcome
         services.signals.wake(signals.attempt(command.attempt_id))
+        services.signals.wake(signals.FEED)
         await tell(services, outcome.ended)
         return outcome.attempt
 
@@ -130,6 +132,7 @@ async def cancel_operation(services: Services, command: CancelOperation) -> int:
             await tell(services, ended)
             if not marked:
                 return total
+            services.signals.wake(signals.FEED)
             total += len(marked)
 
 

@@ -88,6 +88,8 @@ async def _try_claim(services: Services, command: ClaimLeases) -> list[Claim]:
         await failpoints.hit("claim.after_commit")
     if isinstance(outcome, ServiceError):
         raise outcome
+    if outcome:
+        services.signals.wake(signals.FEED)
     return outcome
 
 
@@ -108,6 +110,7 @@ async def start_lease(services: Services, command: StartLease) -> Started:
         )
         if failpoints.ARMED:
             await failpoints.hit("start.after_commit")
+        services.signals.wake(signals.FEED)
         if isinstance(outcome, ServiceError):
             raise outcome
         services.signals.wake(signals.attempt(outcome.attempt.id))
@@ -129,6 +132,8 @@ async def heartbeat(
             await failpoints.hit("heartbeat.after_commit")
         if isinstance(outcome, ServiceError):
             raise outcome
+        if command.phase is not None:
+            services.signals.wake(signals.FEED)
         return outcome
 
 
@@ -157,6 +162,8 @@ async def heartbeats(
     for outcome in outcomes.values():
         word = outcome.reason() if isinstance(outcome, ServiceError) else "ok"
         services.metrics.commands.labels(HEARTBEAT, word).inc()
+    if any(command.phase is not None for command in commands):
+        services.signals.wake(signals.FEED)
     return [outcomes[position] for position in range(len(commands))]
 
 
@@ -176,6 +183,7 @@ async def complete_lease(
         )
         if failpoints.ARMED:
             await failpoints.hit("complete.after_commit")
+        services.signals.wake(signals.FEED)  # a refused one may have left its late word
         await move_up(services, freed_keys)
         if isinstance(outcome, ServiceError):
             raise outcome
@@ -194,6 +202,7 @@ async def release_lease(services: Services, command: ReleaseLease) -> Attempt:
         )
         if failpoints.ARMED:
             await failpoints.hit("release.after_commit")
+        services.signals.wake(signals.FEED)
         await tell(services, ended)
         if isinstance(outcome, ServiceError):
             raise outcome

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import structlog
-
 from app.loops.loop import Result
 from app.services import Services
 from app.store import epochs, ticks
-
-_LOG = structlog.get_logger(__name__)
+from app.store.database import tell_begun
 
 
 class Tick:
@@ -20,8 +17,7 @@ class Tick:
 
     async def run_once(self, services: Services) -> Result:
         """Write one tick, after a look whether the feed's epoch still is the server's."""
-        begun = await services.database.run(epochs.ensure_current)
-        if begun is not None:
-            _LOG.warning("feed.epoch_begun", epoch=begun[0], cause=begun[1])
+        if await services.database.run(epochs.find_due) is not None:
+            tell_begun(await services.database.run(epochs.begin_once))
         await services.database.run(ticks.tick)
         return Result(1)

@@ -283,6 +283,15 @@ class LimitSettings(Group):
     """Sizes. A larger request is refused with a reason, never cut in silence."""
 
     max_wait_seconds: float = Field(50.0, gt=0, le=3000, description="Longest long poll.")
+    max_stream_seconds: float = Field(
+        3000.0,
+        gt=0,
+        le=86_400,
+        description="Longest stream of events; below the platform's limit. Readers resume it.",
+    )
+    stream_keep_alive_seconds: float = Field(
+        15.0, gt=0, le=300, description="Longest silence of a stream of events."
+    )
     max_log_chunk_bytes: int = Field(
         4 * 1024 * 1024, ge=65_536, description="Largest piece of a log sent at once."
     )

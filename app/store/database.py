@@ -179,13 +179,14 @@ class Database:
         """See that the feed's epoch is that of the server behind a new connection."""
         await connection.execute(self._begin)
         try:
-            begun = await epochs.ensure_current(connection)
+            due = await epochs.find_due(connection)
         except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
-            await connection.execute("ROLLBACK")  # not migrated yet, which readiness tells
-            return
-        await connection.execute("COMMIT")
-        if begun is not None:
-            _LOG.warning("feed.epoch_begun", epoch=begun[0], cause=begun[1])
+            due = None  # not migrated yet, which readiness tells
+        await connection.execute("ROLLBACK")
+        if due is not None:
+            await connection.execute(self._begin)
+            tell_begun(await epochs.begin_once(connection))
+            await connection.execute("COMMIT")
 
     async def close(self) -> None:
         """Close every connection; running transactions get five seconds."""
@@ -202,6 +203,12 @@ class Database:
     def in_use(self) -> int:
         """Connections busy now, for metrics."""
         return 0 if self._pool is None else self._pool.get_size() - self._pool.get_idle_size()
+
+
+def tell_begun(begun: tuple[int, str] | None) -> None:
+    """Log that this process began an epoch of the feed."""
+    if begun is not None:
+        _LOG.warning("feed.epoch_begun", epoch=begun[0], cause=begun[1])
 
 
 async def _keep(_: object) -> None:

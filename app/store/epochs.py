@@ -68,16 +68,19 @@ ON CONFLICT DO NOTHING RETURNING number
 """
 
 
-async def ensure_current(conn: Connection) -> tuple[int, str] | None:
-    """Begin a new epoch if one is due; its number and why, or None: the current one goes on.
+async def find_due(conn: Connection) -> str | None:
+    """Why a new epoch is due here, or None: the current one goes on."""
+    row = await conn.fetchrow(_PROBE)
+    return None if row is None else row["reason"]
 
-    Of several that notice at once one begins it. Whoever is writing just now is waited for, so that
-    nothing is written to an epoch that has ended; if that takes over two seconds,
-    LockNotAvailableError: try again.
+
+async def begin_once(conn: Connection) -> tuple[int, str] | None:
+    """Begin a new epoch if one is due; its number and why, or None: somebody else has begun it.
+
+    In a transaction of its own: who has looked at the epochs before waits for everybody else who
+    has. Whoever is writing just now is waited for, so that nothing is written to an epoch that has
+    ended; if that takes over two seconds, LockNotAvailableError: try again.
     """
-    found = await conn.fetchrow(_PROBE)
-    if found is None or found["reason"] is None:
-        return None
     await conn.execute(_WAIT)
     await conn.execute(_LOCK)
     found = await conn.fetchrow(_PROBE)

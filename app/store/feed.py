@@ -144,11 +144,11 @@ class _Filter:
     def is_open(self) -> bool:
         return (self.event_types, self.operation_ids, self.job_types) == (None, None, None)
 
-    def takes(self, row: asyncpg.Record) -> bool:
+    def takes(self, event_type: str, operation_id: UUID, job_type: str) -> bool:
         return (
-            (self.event_types is None or row["event_type"] in self.event_types)
-            and (self.operation_ids is None or row["operation_id"] in self.operation_ids)
-            and (self.job_types is None or row["job_type"] in self.job_types)
+            (self.event_types is None or event_type in self.event_types)
+            and (self.operation_ids is None or operation_id in self.operation_ids)
+            and (self.job_types is None or job_type in self.job_types)
         )
 
 
@@ -196,16 +196,28 @@ class _Reading:
             self._enter_next_epoch()
 
     def _pass(self, row: asyncpg.Record) -> None:
-        bound = min(row["created_at"], self.state.now) - SKEW
-        self.place = Cursor(
-            self.epoch.number,
-            row["feed_xid"],
-            row["attempt_id"],
-            row["event_number"],
-            max(self.place.created_from, bound),
-        )
-        if self.filter.takes(row):
-            self.events.append(_event(row, self.place))
+        # By position: by name it would be the larger part of a read's time.
+        identifier, kind, created_at, attempt_id, number, xid, operation_id, job_type, data = row
+        epoch, bound = self.epoch, self.place.created_from
+        ahead = epoch.begins_ahead_until
+        # What may be dated ahead of what was written after it moves no bound.
+        if ahead is None or created_at >= ahead + SKEW:
+            bound = max(bound, min(created_at, self.state.now) - SKEW)
+        place = self.place = Cursor(epoch.number, xid, attempt_id, number, bound)
+        if self.filter.takes(kind, operation_id, job_type):
+            self.events.append(
+                FeedEvent(
+                    identifier,
+                    TYPE_PREFIX + kind,
+                    created_at,
+                    attempt_id,
+                    number,
+                    data,
+                    operation_id,
+                    job_type,
+                    place,
+                )
+            )
 
     def _forward_to(self, moment: datetime) -> None:
         self.place = replace(self.place, created_from=max(self.place.created_from, moment))
@@ -213,20 +225,6 @@ class _Reading:
     def _enter_next_epoch(self) -> None:
         self.epoch = self.state.epochs[self.state.epochs.index(self.epoch) + 1]
         self.place = self.state.start(self.epoch)
-
-
-def _event(row: asyncpg.Record, cursor: Cursor) -> FeedEvent:
-    return FeedEvent(
-        row["id"],
-        TYPE_PREFIX + row["event_type"],
-        row["created_at"],
-        row["attempt_id"],
-        row["event_number"],
-        row["payload"],
-        row["operation_id"],
-        row["job_type"],
-        cursor,
-    )
 
 
 async def read(
@@ -304,15 +302,24 @@ class Holder:
     statement: str | None
     """The name of the statement, where it is one of ours."""
     age_seconds: float | None
-    """None where this service may not see it."""
+    """None where this service may not see it, and no event is hidden yet."""
 
 
 # Replication slots hold vacuum back and not the feed; a commit that waits for a standby is a
 # session's, and its wait shows here. Only the name of a statement is told: its text may hold more.
+# When a foreign role's transaction began may not be seen; then its age is that of the first event
+# that it hides.
 _HORIZON = """
 -- feed.horizon
 SELECT kind, name, database, application, state, statement,
-    extract(epoch FROM clock_timestamp() - began_at)::float8 AS age_seconds
+    extract(epoch FROM clock_timestamp() - coalesce(began_at, (
+        SELECT v.created_at FROM attempt_events v
+        WHERE v.feed_epoch = (SELECT max(number) FROM feed_epochs)
+            AND v.feed_xid >= pg_snapshot_xmin(pg_current_snapshot())
+            AND v.created_at > clock_now() - interval '31 d'
+            AND v.created_at < clock_now() + interval '2 h'
+        ORDER BY v.feed_epoch, v.feed_xid, v.attempt_id, v.event_number LIMIT 1
+    )))::float8 AS age_seconds
 FROM (
     SELECT 'session' AS kind, pid::text AS name, datname::text AS database,
         application_name AS application,

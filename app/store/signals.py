@@ -31,6 +31,10 @@ W = TypeVar("W")
 _LOG = structlog.get_logger(__name__)
 
 
+FEED = "feed"
+"""The topic of whatever becomes an event."""
+
+
 def attempt(attempt_id: UUID) -> str:
     """The topic of whatever happens to one attempt."""
     return f"attempt:{attempt_id}"

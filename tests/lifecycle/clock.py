@@ -6,8 +6,8 @@ import asyncpg
 
 _FUNCTIONS = (("clock_now", "STABLE", "now()"), ("clock_fact", "VOLATILE", "clock_timestamp()"))
 _CALM = (
-    "UPDATE service_ticks SET last_tick_at = clock_fact(), outage_ended_at = NULL, "
-    "breaker_began_at = NULL"
+    "UPDATE service_ticks SET last_tick_at = clock_fact(), latest_tick_at = NULL, "
+    "outage_ended_at = NULL, breaker_began_at = NULL"
 )
 
 

@@ -176,6 +176,24 @@ FAULTS: dict[str, list[str]] = {
         event("feed_epoch = 0", "done", "succeeded"),
         event("created_at = created_at - interval '1 s'", "done", "succeeded"),
     ],
+    "epoch-numbers": [
+        "UPDATE feed_epochs SET number = number + 7",
+        "UPDATE feed_epochs SET previous_end_xid = '1' WHERE number = 1",
+        "INSERT INTO feed_epochs SELECT max(number) + 1, 'x', 1, NULL, now() FROM feed_epochs",
+    ],
+    "epoch-ends": [
+        event("feed_epoch = 99", "done", "succeeded"),
+        "INSERT INTO feed_epochs SELECT max(number) + 1, 'x', 1, '1', now() FROM feed_epochs",
+    ],
+    "feed-place": [
+        attempt("last_feed_xid = '1'", "done"),
+        attempt("last_feed_epoch = 0", "done"),
+    ],
+    "feed-begun": [event("feed_xid = '1000000000000'", "done", "succeeded")],
+    "feed-bound": [
+        "WITH clock AS (UPDATE feed_epochs SET facts_until = NULL) "
+        + event("created_at = created_at + interval '3 h'", "done", "created"),
+    ],
     "orphans": [
         "DELETE FROM execution_attempts WHERE id = '{queued}'",
         "UPDATE attempt_heartbeats SET attempt_id = gen_random_uuid()",

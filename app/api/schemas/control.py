@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from app.domain.records import Attempt, Event, HeartbeatRecord, Lease, LogRef
+from app.domain.records import Attempt, HeartbeatRecord, Lease, LogRef
 
 
 class Answer(BaseModel):
@@ -25,13 +25,6 @@ class AttemptPage(Page):
 
     items: list[Attempt]
     """The attempts of this page."""
-
-
-class EventPage(Page):
-    """The timeline of one attempt, oldest first."""
-
-    items: list[Event]
-    """The events of this page."""
 
 
 class LeasePage(Page):
