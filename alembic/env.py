@@ -5,14 +5,17 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection
 
-from app.store.migrate import dsn_from_environment, run_with_connection
+from app.store.migrate import after_step, dsn_from_environment, run_with_connection
 from app.store.tables import metadata
 
 
 def migrate(connection: Connection) -> None:
     """Run the chosen migrations in one transaction each."""
     context.configure(
-        connection=connection, target_metadata=metadata, transaction_per_migration=True
+        connection=connection,
+        target_metadata=metadata,
+        transaction_per_migration=True,
+        on_version_apply=after_step,
     )
     with context.begin_transaction():
         context.run_migrations()

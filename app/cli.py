@@ -87,6 +87,11 @@ def migrate(revision: str) -> None:
     dsn = _database_url(os.environ)
     from app.store.migrate import upgrade  # noqa: PLC0415
 
+    if "EXECUTION_PLANE_TESTING__FAILPOINTS" in os.environ:
+        from app.settings import load_testing  # noqa: PLC0415
+        from app.wiring import arm_failpoints  # noqa: PLC0415
+
+        arm_failpoints(load_testing(os.environ))
     applied = upgrade(dsn, revision)
     click.echo(f"{applied} migrations applied" if applied else "no migrations to apply")
 

@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -45,6 +46,7 @@ NAMES = frozenset(
         "leader.after_elect",
         "sweep.after_select",
         "sweep.mid_batch",
+        "migrate.mid_step",
     }
 )
 
@@ -77,17 +79,40 @@ def arm(points: Mapping[str, Failpoint]) -> None:
 
 async def hit(name: str) -> None:
     """Let happen what is armed at this moment, if its dice say so."""
+    point = _chosen(name)
+    if point is None:
+        return
+    if point.action == "sleep":
+        await asyncio.sleep(point.seconds)
+    else:
+        _happen(point)
+
+
+def hit_blocking(name: str) -> None:
+    """The same where nothing may be awaited."""
+    point = _chosen(name)
+    if point is None:
+        return
+    if point.action == "sleep":
+        time.sleep(point.seconds)
+    else:
+        _happen(point)
+
+
+def _chosen(name: str) -> Failpoint | None:
     point = ARMED.get(name)
     if point is None or point.times <= 0 or random.random() >= point.probability:  # noqa: S311
-        return
+        return None
     point.times -= 1
+    return point
+
+
+def _happen(point: Failpoint) -> None:
     match point.action:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
-        case "sleep":
-            await asyncio.sleep(point.seconds)
         case "error_before":
             raise DatabaseUnavailable
         case "after_then_error":

@@ -10,6 +10,7 @@ from app.auth.tokens import TokenVerifier
 from app.callbacks.sender import Sender
 from app.commands.claims import Claimer, PlacementClasses
 from app.commands.ends import rules_of
+from app.commands.gathered import Gathered
 from app.commands.leases import Terms
 from app.domain.keys import KeyRing
 from app.domain.masking import Masker
@@ -33,6 +34,7 @@ class Services:
     tokens: TokenVerifier
     keys: KeyRing
     masker: Masker
+    gathered: Gathered
     classes: PlacementClasses
     callbacks: Sender
     metrics: Metrics

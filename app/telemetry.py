@@ -55,6 +55,13 @@ class Metrics:
             ["command", "outcome"],
             registry=registry,
         )
+        self.batches = Histogram(
+            "execution_plane_batch_size",
+            "Commands of concurrent requests that shared one transaction, by command.",
+            ["command"],
+            registry=registry,
+            buckets=(1, 2, 4, 8, 16, 32, 64),
+        )
         self.pushes = Counter(
             "execution_plane_pushes",
             "Push deliveries by handler and outcome.",

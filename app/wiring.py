@@ -13,12 +13,13 @@ from app import failpoints
 from app.auth.tokens import TokenVerifier
 from app.callbacks.sender import Sender
 from app.commands.claims import PlacementClasses
+from app.commands.gathered import Gathered
 from app.domain.keys import KeyRing
 from app.domain.masking import Masker
 from app.failpoints import Failpoint
 from app.objects.store import ObjectStore
 from app.services import Services
-from app.settings import Settings
+from app.settings import Settings, TestingSettings
 from app.store.database import Database
 from app.store.signals import Signals
 from app.telemetry import Metrics
@@ -33,12 +34,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     Nothing needs to be reachable for it: a database or bucket that is away shows in `/readyz` and
     as 503, and is used as soon as it is back.
     """
-    failpoints.arm(
-        {
-            name: Failpoint(**point.model_dump())
-            for name, point in settings.testing.failpoints.items()
-        }
-    )
+    arm_failpoints(settings.testing)
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx.AsyncClient(follow_redirects=False))
         tokens = TokenVerifier(settings.identity, http)
@@ -52,13 +48,12 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         await signals.start()
         stack.push_async_callback(signals.stop)
         masker = await _prepared_masker()
-        keys = KeyRing(
-            settings.keys.current,
-            {
-                key_id: secret.get_secret_value().encode()
-                for key_id, secret in settings.keys.secrets.items()
-            },
+        keys = _keys_of(settings)
+        metrics = Metrics()
+        gathered = Gathered.of(
+            settings, database, keys, lambda name, size: metrics.batches.labels(name).observe(size)
         )
+        stack.push_async_callback(gathered.drain)
         yield Services(
             settings=settings,
             database=database,
@@ -68,10 +63,29 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             tokens=tokens,
             keys=keys,
             masker=masker,
+            gathered=gathered,
             classes=PlacementClasses(),
             callbacks=Sender(settings.callbacks, keys),
-            metrics=Metrics(),
+            metrics=metrics,
         )
+
+
+def _keys_of(settings: Settings) -> KeyRing:
+    """The ring of server keys."""
+    return KeyRing(
+        settings.keys.current,
+        {
+            key_id: secret.get_secret_value().encode()
+            for key_id, secret in settings.keys.secrets.items()
+        },
+    )
+
+
+def arm_failpoints(testing: TestingSettings) -> None:
+    """Arm what the settings name, and nothing else."""
+    failpoints.arm(
+        {name: Failpoint(**point.model_dump()) for name, point in testing.failpoints.items()}
+    )
 
 
 async def _prepared_masker() -> Masker:

@@ -25,6 +25,7 @@ from app.api.advice import PLAIN, reasons
 from app.auth.tokens import TokenVerifier
 from app.callbacks.sender import Sender
 from app.commands.claims import PlacementClasses
+from app.commands.gathered import Gathered
 from app.domain.keys import KeyRing
 from app.domain.lifecycle import EventType, diagram
 from app.domain.masking import Masker
@@ -136,15 +137,17 @@ def unconnected(settings: Settings) -> Services:
     http = httpx.AsyncClient()
     secrets = {name: key.get_secret_value().encode() for name, key in settings.keys.secrets.items()}
     keys = KeyRing(settings.keys.current, secrets)
+    database = Database(settings.database)
     return Services(
         settings=settings,
-        database=Database(settings.database),
+        database=database,
         objects=ObjectStore(settings.objects),
         signals=Signals(settings.database),
         http=http,
         tokens=TokenVerifier(settings.identity, http),
         masker=Masker(),
         keys=keys,
+        gathered=Gathered.of(settings, database, keys, lambda _, __: None),
         classes=PlacementClasses(),
         callbacks=Sender(settings.callbacks, keys),
         metrics=Metrics(),

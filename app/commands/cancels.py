@@ -64,9 +64,13 @@ def _ended_by_cancel(found: Attempt) -> bool:
 
 async def cancel_operation(
     conn: Connection, rules: Rules, operation_id: UUID, reason: str
-) -> tuple[list[UUID], list[End]]:
-    """Cancel a batch of an operation's open attempts; empty when none is left to cancel."""
+) -> tuple[int, list[UUID], list[End]]:
+    """Cancel a batch of an operation's open attempts.
+
+    Returns how many there were to look at (0: none is left), those that this call marked, and what
+    ended by it. Some may end by themselves between the look and the lock.
+    """
     open_ids = await cancels.list_open_of_operation(conn, operation_id, _OPERATION_BATCH)
     locked = await ends.lock(conn, open_ids)
     marked = await cancels.mark_once(conn, locked, [reason] * len(locked), rules.cancel_grace)
-    return marked, await ends.decide(conn, locked, Cause.CANCEL, rules)
+    return len(open_ids), marked, await ends.decide(conn, locked, Cause.CANCEL, rules)

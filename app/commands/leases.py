@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeGuard
+from typing import Any
 from uuid import UUID
 
 from app import failpoints
@@ -31,11 +31,13 @@ from app.domain.keys import KeyRing
 from app.domain.lifecycle import FailureCategory, LeaseStatus, Outcome, Status, is_terminal
 from app.domain.records import Attempt
 from app.settings import LeaseSettings
-from app.store import diagnoses, leases
+from app.store import diagnoses, leaks, leases
+from app.store.batches import rounds
 from app.store.database import Connection
 from app.store.diagnoses import Diagnosis
 from app.store.ends import End, Rules
 from app.store.late import record_once
+from app.store.leaks import Leak
 from app.store.leases import Beaten, Completion, Key, Started
 
 _COMPLETE_PURPOSE = "lease.complete"
@@ -103,33 +105,25 @@ def _cancelled(key: Key) -> Completion:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class BeatRequest:
+    """A heartbeat whose texts were masked, with what was masked in it."""
+
+    command: Heartbeat
+    leaks: tuple[Leak, ...] = ()
+    published_at: datetime | None = None
+
+
 async def heartbeat(
-    conn: Connection,
-    terms: Terms,
-    commands: Sequence[Heartbeat],
-    published_at: datetime | None = None,
+    conn: Connection, terms: Terms, requests: Sequence[BeatRequest]
 ) -> list[Beaten | ServiceError]:
     """Renew leases; one statement where no phase changes. Older beats renew and change no more."""
-    beats = [
-        leases.Beat(
-            key_of(command),
-            new_id(),
-            command.session_id,
-            command.sequence,
-            command.phase,
-            command.progress_percent,
-            command.message,
-        )
-        for command in commands
-    ]
-    beaten = await leases.heartbeat(
-        conn, beats, terms.lease_time, with_phase=False, published_at=published_at
-    )
+    await _note_leaks(conn, requests)
+    beats = [_beat(request) for request in requests]
+    beaten = await leases.heartbeat(conn, beats, terms.lease_time, with_phase=False)
     left = [beat for beat in beats if beat.key.lease_id not in beaten]
     if left:
-        beaten |= await leases.heartbeat(
-            conn, left, terms.lease_time, with_phase=True, published_at=published_at
-        )
+        beaten |= await leases.heartbeat(conn, left, terms.lease_time, with_phase=True)
     missed = await _diagnose(conn, [beat.key for beat in beats], beaten)
     return [
         beaten.get(beat.key.lease_id)
@@ -138,12 +132,36 @@ async def heartbeat(
     ]
 
 
+def _beat(request: BeatRequest) -> leases.Beat:
+    command = request.command
+    return leases.Beat(
+        key_of(command),
+        new_id(),
+        command.session_id,
+        command.sequence,
+        command.phase,
+        command.progress_percent,
+        command.message,
+        request.published_at,
+    )
+
+
+async def _note_leaks(
+    conn: Connection, requests: Sequence[BeatRequest] | Sequence[CompleteRequest]
+) -> None:
+    """Events of what was masked come first: they lock attempts, which comes before leases."""
+    noted = [leak for request in requests for leak in request.leaks]
+    if noted:
+        await leaks.note(conn, noted)
+
+
 @dataclass(frozen=True, slots=True)
 class CompleteRequest:
-    """A validated completion together with the JSON as it was sent."""
+    """A completion whose texts were masked, together with the JSON as it was sent."""
 
     command: CompleteLease
     as_sent: Mapping[str, Any]
+    leaks: tuple[Leak, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +172,24 @@ class Completed:
     replayed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What became of a completion, and the concurrency key that it set free."""
+
+    outcome: Completed | ServiceError
+    freed_key: str | None
+
+
 async def complete(
     conn: Connection, keys: KeyRing, terms: Terms, requests: Sequence[CompleteRequest]
-) -> tuple[list[Completed | ServiceError], list[str]]:
+) -> list[Word]:
     """End attempts by their runners' word; the first word under a lease is final.
 
     A completion before the start (whose answer was lost) starts and ends the attempt in one
     transaction. The same completion again gets the same result, a different one AttemptEnded. The
-    first one after the lease's end is refused and kept as a late word. Returns the outcomes by
-    position, and the concurrency keys that became free.
+    first one after the lease's end is refused and kept as a late word. Outcomes by position.
     """
+    await _note_leaks(conn, requests)
     rows = [_completion(keys, request) for request in requests]
     if failpoints.ARMED:
         await failpoints.hit("complete.before_event")
@@ -182,15 +208,22 @@ async def complete(
             outcomes.append(Completed(done[row.key.lease_id], replayed=False))
         else:
             outcomes.append(_repeated(keys, request, row.key, missed.get(row.key.lease_id)))
-    freed = [one.attempt.concurrency_key for one in outcomes if _frees_its_key(one)]
     late = [row for row in rows if _is_late(row, missed.get(row.key.lease_id))]
-    if late:
-        freed += [word.freed_key for word in await record_once(conn, late)]
-    return outcomes, [key for key in freed if key is not None]
+    freed_late: dict[UUID, str | None] = {}
+    for positions in rounds(late, lambda row: missed[row.key.lease_id].attempt.id):
+        words = await record_once(conn, [late[position] for position in positions])
+        freed_late |= {word.lease_id: word.freed_key for word in words}
+    return [
+        Word(outcome, _freed_key(outcome) or freed_late.get(row.key.lease_id))
+        for row, outcome in zip(rows, outcomes, strict=True)
+    ]
 
 
-def _frees_its_key(outcome: Completed | ServiceError) -> TypeGuard[Completed]:
-    return isinstance(outcome, Completed) and not outcome.replayed
+def _freed_key(outcome: Completed | ServiceError) -> str | None:
+    """The key that this end set free, if it did."""
+    if isinstance(outcome, ServiceError) or outcome.replayed:
+        return None
+    return outcome.attempt.concurrency_key
 
 
 def _is_late(row: Completion, found: Diagnosis | None) -> bool:
@@ -238,13 +271,15 @@ def _repeated(
 
 
 async def release(
-    conn: Connection, rules: Rules, command: ReleaseLease
+    conn: Connection, rules: Rules, command: ReleaseLease, noted: Sequence[Leak] = ()
 ) -> tuple[Attempt | ServiceError, list[End]]:
     """Give a lease back: before its start, or where its job may be begun again, at once.
 
     A repeat is answered alike. AlreadyStarted where only a completion can end it.
     """
     key = key_of(command)
+    if noted:
+        await leaks.note(conn, noted)
     found = (await diagnoses.diagnose(conn, [key.lease_id])).get(key.lease_id)
     if found is None or found.token_hash != key.token_hash:
         return refusal(key, found), []

@@ -37,11 +37,7 @@ async def create_attempt(
     """
     with counted(services.metrics, CREATE):
         check_create(services, command)
-        request = CreateRequest(command, as_sent)
-        limit = services.settings.limits.max_placement_classes_per_kind
-        [outcome] = await services.database.run(
-            lambda conn: attempts.create(conn, services.keys, [request], limit)
-        )
+        outcome = await services.gathered.create.run(CreateRequest(command, as_sent))
         if failpoints.ARMED:
             await failpoints.hit("create.after_commit")
         if isinstance(outcome, ServiceError):
@@ -124,13 +120,13 @@ async def cancel_operation(services: Services, command: CancelOperation) -> int:
         operation_id, reason = command.operation_id, command.reason
         total = 0
         while True:
-            marked, ended = await services.database.run(
+            found, marked, ended = await services.database.run(
                 lambda conn: cancels.cancel_operation(conn, services.rules, operation_id, reason)
             )
             for attempt_id in marked:
                 services.signals.wake(signals.attempt(attempt_id))
             await tell(services, ended)
-            if not marked:
+            if not found:
                 return total
             services.signals.wake(signals.FEED)
             total += len(marked)

@@ -11,7 +11,7 @@ from typing import Any
 from app import failpoints
 from app.commands import claims, leases
 from app.commands.claims import Claim
-from app.commands.leases import Completed, CompleteRequest
+from app.commands.leases import BeatRequest, Completed, CompleteRequest
 from app.domain.commands import (
     ClaimLeases,
     CompleteLease,
@@ -26,12 +26,11 @@ from app.domain.placement import Offer
 from app.domain.records import Attempt
 from app.handlers.aftermath import move_up, tell
 from app.handlers.counting import counted
-from app.handlers.masks import Kinds, leaks_of, masked_fields, noting, run_noted
+from app.handlers.masks import leaks_in, masked_fields
 from app.handlers.registry import Context, Registry
 from app.services import Services
 from app.store import diagnoses, runners, signals
 from app.store.batches import rounds, run_batch
-from app.store.database import Connection
 from app.store.diagnoses import Diagnosis
 from app.store.leases import Beaten, Started
 
@@ -82,7 +81,7 @@ async def claim_leases(services: Services, command: ClaimLeases, gone: Gone) -> 
 
 async def _try_claim(services: Services, command: ClaimLeases) -> list[Claim]:
     outcome = await services.database.run(
-        lambda conn: claims.try_claim(conn, services.claimer, command)
+        lambda conn: claims.try_claim(conn, services.claimer, command), pinned=True
     )
     if failpoints.ARMED and outcome:
         await failpoints.hit("claim.after_commit")
@@ -105,9 +104,7 @@ async def _offer_of(services: Services, command: ClaimLeases) -> Offer:
 async def start_lease(services: Services, command: StartLease) -> Started:
     """Begin the work of a lease. Raises the one fact that stands against it."""
     with counted(services.metrics, "lease.start"):
-        [outcome] = await services.database.run(
-            lambda conn: leases.start(conn, services.terms, [command])
-        )
+        outcome = await services.gathered.start.run(command)
         if failpoints.ARMED:
             await failpoints.hit("start.after_commit")
         services.signals.wake(signals.FEED)
@@ -122,12 +119,8 @@ async def heartbeat(
 ) -> Beaten:
     """Renew a lease. Raises the one fact that stands against it."""
     with counted(services.metrics, HEARTBEAT):
-        command, kinds = await masked_fields(services, command, "heartbeat", "message")
-        [outcome] = await run_noted(
-            services,
-            leaks_of([(command, kinds)], "heartbeat"),
-            lambda conn: leases.heartbeat(conn, services.terms, [command], published_at),
-        )
+        request = await _masked_beat(services, command, published_at)
+        outcome = await services.gathered.heartbeat.run(request)
         if failpoints.ARMED:
             await failpoints.hit("heartbeat.after_commit")
         if isinstance(outcome, ServiceError):
@@ -137,26 +130,24 @@ async def heartbeat(
         return outcome
 
 
+async def _masked_beat(
+    services: Services, command: Heartbeat, published_at: datetime | None = None
+) -> BeatRequest:
+    command, kinds = await masked_fields(services, command, "heartbeat", "message")
+    return BeatRequest(command, leaks_in(command, kinds, "heartbeat"), published_at)
+
+
 async def heartbeats(
     services: Services, commands: Sequence[Heartbeat]
 ) -> list[Beaten | ServiceError]:
     """Renew many leases; outcomes by position, each as if it had come alone."""
     outcomes: dict[int, Beaten | ServiceError] = {}
-    masked = [await masked_fields(services, one, "heartbeat", "message") for one in commands]
-
-    async def beat(
-        conn: Connection, batch: Sequence[tuple[Heartbeat, Kinds]]
-    ) -> list[Beaten | ServiceError]:
-        beats = [command for command, _ in batch]
-        work = noting(
-            leaks_of(batch, "heartbeat"),
-            lambda conn: leases.heartbeat(conn, services.terms, beats),
-        )
-        return await work(conn)
-
+    requests = [await _masked_beat(services, command) for command in commands]
     for positions in rounds(commands, lambda one: one.lease_id):
         done = await run_batch(
-            services.database, beat, [masked[position] for position in positions]
+            services.database,
+            lambda conn, batch: leases.heartbeat(conn, services.terms, batch),
+            [requests[position] for position in positions],
         )
         outcomes.update(zip(positions, done, strict=True))
     for outcome in outcomes.values():
@@ -175,30 +166,27 @@ async def complete_lease(
         command, kinds = await masked_fields(
             services, command, "completion", "failure_message", "result"
         )
-        request = CompleteRequest(command, as_sent)
-        [outcome], freed_keys = await run_noted(
-            services,
-            leaks_of([(command, kinds)], "completion"),
-            lambda conn: leases.complete(conn, services.keys, services.terms, [request]),
-        )
+        request = CompleteRequest(command, as_sent, leaks_in(command, kinds, "completion"))
+        word = await services.gathered.complete.run(request)
+        if isinstance(word, ServiceError):
+            raise word
         if failpoints.ARMED:
             await failpoints.hit("complete.after_commit")
         services.signals.wake(signals.FEED)  # a refused one may have left its late word
-        await move_up(services, freed_keys)
-        if isinstance(outcome, ServiceError):
-            raise outcome
-        services.signals.wake(signals.attempt(outcome.attempt.id))
-        return outcome
+        await move_up(services, [] if word.freed_key is None else [word.freed_key])
+        if isinstance(word.outcome, ServiceError):
+            raise word.outcome
+        services.signals.wake(signals.attempt(word.outcome.attempt.id))
+        return word.outcome
 
 
 async def release_lease(services: Services, command: ReleaseLease) -> Attempt:
     """Give a lease back. Raises AlreadyStarted where the work cannot be begun again elsewhere."""
     with counted(services.metrics, RELEASE):
         command, kinds = await masked_fields(services, command, "release", "reason")
-        outcome, ended = await run_noted(
-            services,
-            leaks_of([(command, kinds)], "release"),
-            lambda conn: leases.release(conn, services.rules, command),
+        leaks = leaks_in(command, kinds, "release")
+        outcome, ended = await services.database.run(
+            lambda conn: leases.release(conn, services.rules, command, leaks)
         )
         if failpoints.ARMED:
             await failpoints.hit("release.after_commit")

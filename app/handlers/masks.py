@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -19,13 +19,9 @@ from app.domain.commands import MAX_MESSAGE_BYTES, Command, UnderLease
 from app.domain.errors import MaskingUnavailable, SecretInRequest
 from app.domain.masking import EngineUnusable, Masker
 from app.services import Services
-from app.store import leaks
-from app.store.database import Connection
 from app.store.leaks import Leak
 
 C = TypeVar("C", bound=Command)
-L = TypeVar("L", bound=UnderLease)
-T = TypeVar("T")
 
 _LOG = structlog.get_logger(__name__)
 _IN_A_THREAD_FROM = 64 * 1024
@@ -80,34 +76,11 @@ def tell(services: Services, source: str, kinds: Mapping[str, int]) -> None:
         _LOG.warning("secret.masked", source=source, kinds=dict(kinds))
 
 
-def leaks_of(commands: Iterable[tuple[UnderLease, Kinds]], source: str) -> list[Leak]:
-    """What the timelines are to be told of these commands."""
-    return [
-        Leak(key_of(command), source, dict(kinds), late=source == "completion")
-        for command, kinds in commands
-        if kinds
-    ]
-
-
-async def run_noted(
-    services: Services, noted: Sequence[Leak], work: Callable[[Connection], Awaitable[T]]
-) -> T:
-    """`work` in one transaction with the events that say what was masked, which come first."""
-    return await services.database.run(noting(noted, work))
-
-
-def noting(
-    noted: Sequence[Leak], work: Callable[[Connection], Awaitable[T]]
-) -> Callable[[Connection], Awaitable[T]]:
-    """`work`, after the events. They lock attempts, so they come before what locks leases alone."""
-    if not noted:
-        return work
-
-    async def both(conn: Connection) -> T:
-        await leaks.note(conn, noted)
-        return await work(conn)
-
-    return both
+def leaks_in(command: UnderLease, kinds: Kinds, source: str) -> tuple[Leak, ...]:
+    """What the timeline is to be told of this command: nothing, or one leak."""
+    if not kinds:
+        return ()
+    return (Leak(key_of(command), source, dict(kinds), late=source == "completion"),)
 
 
 def refuse_secrets(services: Services, as_spec: Any = None, **plain: Any) -> None:

@@ -26,7 +26,7 @@ from app.settings.groups import (
     TestingSettings,
     TrustedUrl,
 )
-from app.settings.loading import Settings, load
+from app.settings.loading import Settings, load, load_testing
 
 __all__ = [
     "MIN_SECRET_LENGTH",
@@ -50,4 +50,5 @@ __all__ = [
     "TestingSettings",
     "TrustedUrl",
     "load",
+    "load_testing",
 ]

@@ -95,6 +95,16 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     return settings
 
 
+def load_testing(environ: Mapping[str, str]) -> TestingSettings:
+    """The faults on purpose alone, for what needs no other setting. SettingsInvalid as `load`."""
+    reader = EnvSettingsSource(Settings)
+    reader.env_vars = {name.lower(): value for name, value in environ.items()}
+    try:
+        return TestingSettings(**reader().get("testing", {}))
+    except ValidationError as error:
+        raise SettingsInvalid(_sentences(error.errors())) from None
+
+
 def _with_secret_files(names: Mapping[str, str]) -> dict[str, str]:
     """Put the content of its file in the place of every `EXECUTION_PLANE_…_FILE`."""
     values = dict(names)

@@ -65,17 +65,28 @@ class Database:
             "SET LOCAL idle_in_transaction_session_timeout = "
             f"{int(settings.statement_timeout_seconds * 2000)}"
         )
+        # One plan for all parameters, made once: planning takes longer than the statement does.
+        # Made while a table was still empty it would scan it for ever, so it may not.
+        self._begin_pinned = (
+            f"{self._begin}; SET LOCAL plan_cache_mode = force_generic_plan; "
+            "SET LOCAL enable_seqscan = off; SET LOCAL jit = off"
+        )
 
-    async def run(self, command: Callable[[Connection], Awaitable[T]]) -> T:
+    async def run(
+        self, command: Callable[[Connection], Awaitable[T]], *, pinned: bool = False
+    ) -> T:
         """Run `command` in one transaction and return its outcome after the commit.
+
+        `pinned`: its statements need no plan made for their parameters, as those of hot commands.
 
         Raises what the command raises (nothing is kept then), DatabaseUnavailable (nothing was
         changed), Overloaded (no connection became free in time) or OutcomeUnknown.
         """
+        begin = self._begin_pinned if pinned else self._begin
         mended = False
         for attempt in range(1, _TRIES + 2):
             try:
-                return await self._once(command)
+                return await self._once(command, begin)
             except _RETRY:
                 if attempt > _TRIES:
                     raise DatabaseUnavailable from None
@@ -88,13 +99,13 @@ class Database:
                 if mended or not partitions.is_missing(error):
                     raise
                 mended = True
-                await self._once(partitions.ensure_near)
+                await self._once(partitions.ensure_near, self._begin)
         raise DatabaseUnavailable
 
-    async def _once(self, command: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _once(self, command: Callable[[Connection], Awaitable[T]], begin: str) -> T:
         async with self._connection() as connection:
             try:
-                await connection.execute(self._begin)
+                await connection.execute(begin)
                 outcome = await command(connection)
             except BaseException as error:
                 await self._roll_back(connection)

@@ -73,7 +73,10 @@ class LateWord:
 
 
 async def record_once(conn: Connection, words: Sequence[Completion]) -> list[LateWord]:
-    """Keep the late words of leases that have ended without one; at most one a lease for ever."""
+    """Keep the late words of leases that have ended without one; at most one a lease for ever.
+
+    At most one word an attempt in a batch.
+    """
     rows = await conn.fetch(
         _RECORD,
         [word.key.lease_id for word in words],

@@ -50,25 +50,27 @@ WITH input AS (
         AND (l.status = 'active' OR i.late)
     RETURNING l.attempt_id, l.id, l.lease_number, l.runner_instance_id, i.source, n.kinds
 ), noted AS (
-    UPDATE execution_attempts a SET last_event_number = a.last_event_number + 1,
-        last_event_at = fact_after(t.last_event_at), last_feed_epoch = current_feed_epoch(),
+    UPDATE execution_attempts a SET last_event_number = a.last_event_number + g.leaks,
+        last_event_at = fact_after(a.last_event_at), last_feed_epoch = current_feed_epoch(),
         last_feed_xid = feed_xid_after(a.last_feed_epoch, a.last_feed_xid)
-    FROM fenced f JOIN target t ON t.lease_id = f.id WHERE a.id = f.attempt_id
-    RETURNING a.id, a.last_event_number, a.last_event_at, a.last_feed_epoch, a.last_feed_xid,
-        f.id AS lease_id, f.lease_number, f.runner_instance_id, f.source, f.kinds
+    FROM (SELECT f.attempt_id, count(*) AS leaks FROM fenced f GROUP BY f.attempt_id) g
+    WHERE a.id = g.attempt_id
+    RETURNING a.id, a.last_event_number - g.leaks AS before, a.last_event_at,
+        a.last_feed_epoch, a.last_feed_xid
 )
 INSERT INTO attempt_events (id, attempt_id, event_number, event_type, payload, feed_epoch,
     feed_xid, created_at)
-SELECT gen_random_uuid(), n.id, n.last_event_number, 'secret_masked', jsonb_build_object(
-        'lease_id', n.lease_id, 'lease_number', n.lease_number,
-        'runner_instance_id', n.runner_instance_id, 'source', n.source, 'kinds', n.kinds),
+SELECT gen_random_uuid(), n.id,
+    n.before + row_number() OVER (PARTITION BY n.id ORDER BY f.lease_number), 'secret_masked',
+    jsonb_build_object('lease_id', f.id, 'lease_number', f.lease_number,
+        'runner_instance_id', f.runner_instance_id, 'source', f.source, 'kinds', f.kinds),
     n.last_feed_epoch, n.last_feed_xid, n.last_event_at
-FROM noted n
+FROM noted n JOIN fenced f ON f.attempt_id = n.id
 """
 
 
 async def note(conn: Connection, leaks: Sequence[Leak]) -> None:
-    """Tell the timelines what was masked, once a lease, source and kind; at most one an attempt.
+    """Tell the timelines what was masked, once a lease, source and kind; at most one a lease.
 
     Nothing is told of a lease whose token does not fit, or that has ended unless `late`.
     """

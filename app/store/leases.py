@@ -122,6 +122,7 @@ class Beat:
     phase: str | None
     progress_percent: int | None
     message: str | None
+    published_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +138,12 @@ class Beaten:
 
 
 _BEAT_INPUT = """SELECT * FROM unnest($1::uuid[], $2::text[], $3::uuid[], $4::uuid[],
-        $5::bigint[], $6::text[], $7::int[], $8::text[])
-    AS i(lease_id, token_hash, heartbeat_id, session_id, sequence, phase, progress, message)"""
+        $5::bigint[], $6::text[], $7::int[], $8::text[], $10::timestamptz[])
+    AS i(lease_id, token_hash, heartbeat_id, session_id, sequence, phase, progress, message,
+        published_at)"""
 
 _RENEWED = """expires_at = greatest(l.expires_at,
-            least(clock_now(), $10::timestamptz) + $9),
+            least(clock_now(), i.published_at) + $9),
         last_sequence = greatest(l.last_sequence, i.sequence),
         progress_percent = CASE WHEN i.sequence > l.last_sequence
             THEN coalesce(i.progress, l.progress_percent) ELSE l.progress_percent END"""
@@ -229,13 +231,12 @@ async def heartbeat(
     lease_time: timedelta,
     *,
     with_phase: bool,
-    published_at: datetime | None = None,
 ) -> dict[UUID, Beaten]:
     """Renew these leases and record the beats; those that could not are left out.
 
     Without `with_phase` a beat that would change the phase, or whose lease is locked just now, is
     left out too: try it again with it. A beat whose sequence is not newer renews and changes
-    nothing else. `published_at`, the one time taken from outside, can only shorten a renewal.
+    nothing else. Its `published_at`, the one time taken from outside, can only shorten a renewal.
     """
     rows = await conn.fetch(
         _BEAT_WITH_PHASE if with_phase else _BEAT,
@@ -248,7 +249,7 @@ async def heartbeat(
         [beat.progress_percent for beat in beats],
         [beat.message for beat in beats],
         lease_time,
-        published_at,
+        [beat.published_at for beat in beats],
     )
     return {
         row["id"]: Beaten(
@@ -290,6 +291,8 @@ WITH input AS (
     ORDER BY a.id FOR NO KEY UPDATE OF a
 ), fenced AS (
     UPDATE runner_leases l SET status = 'released', released_at = fact_after(t.last_event_at),
+        -- A word under a continuation whose start we never heard of: it had begun.
+        started_at = coalesce(l.started_at, fact_after(t.last_event_at)),
         completion_digest = i.digest
     FROM input i JOIN target t ON t.lease_id = i.lease_id
     WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = 'active'

@@ -16,6 +16,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from app import failpoints
+
 ROOT = Path(__file__).resolve().parents[2]
 T = TypeVar("T")
 _LOCK = 7_302_771_540  # any number; only migrations of this service use it
@@ -79,6 +81,12 @@ def _steps_between(before: str | None, after: str | None) -> int:
         return 0
     script = ScriptDirectory.from_config(config())
     return len(list(script.iterate_revisions(upper, lower or "base")))
+
+
+def after_step(**_: object) -> None:
+    """Called by Alembic when a migration is done and not committed yet."""
+    if failpoints.ARMED:
+        failpoints.hit_blocking("migrate.mid_step")
 
 
 def dsn_from_environment() -> str:

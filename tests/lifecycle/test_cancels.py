@@ -1,10 +1,15 @@
 """Cancel: at once where nothing runs, otherwise asked for, waited for, and at last taken."""
 
-from uuid import uuid4
+import asyncio
+from uuid import UUID, uuid4
 
+import asyncpg
 import pytest
 
+from app.commands import cancels
+from app.domain.commands import CancelAttempt
 from tests.lifecycle.world import AGAIN, ONCE, refusal
+from tests.store.sweeps import until_blocked
 
 GRACE = 60
 
@@ -209,6 +214,27 @@ async def test_cancel_of_nothing_is_not_found(world):
     answer = await world.cancel(str(uuid4()))
 
     assert (answer.status_code, answer.json()["reason"]) == (404, "attempt-not-found")
+
+
+async def test_rest_of_an_operation_is_cancelled_though_a_whole_batch_ended_meanwhile(
+    world, database_url, monkeypatch
+):
+    """The first batch is looked at, and then ends before it is locked."""
+    monkeypatch.setattr("app.commands.cancels._OPERATION_BATCH", 2)
+    operation = str(uuid4())
+    ids = sorted([await world.create(operation_id=operation) for _ in range(4)])
+    quicker = await asyncpg.connect(database_url)
+
+    async with quicker.transaction():
+        words = [CancelAttempt(attempt_id=UUID(one), reason="quicker") for one in ids[:2]]
+        await cancels.cancel(quicker, world.services.rules, words)
+        path = f"/v1/operations/{operation}:cancel"
+        asked = asyncio.create_task(world.control.call("POST", path, json={}))
+        await until_blocked(world.sql)
+    await quicker.close()
+
+    assert (await asked).json()["cancelled"] == 2
+    assert [await world.control.status(one) for one in ids] == ["cancelled"] * 4
 
 
 async def test_operation_is_cancelled_with_all_its_open_attempts(world, clock):
