@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
+from pydantic import SecretStr
 
 from app.domain.keys import KeyRing
 from app.loops.callback_worker import Overtaken
@@ -102,7 +103,7 @@ async def test_header_values_come_from_settings_or_files_and_stand_nowhere_else(
     file = tmp_path / "token"
     file.write_text("first-value-of-the-file\n")
     services = callbacks.services
-    given = {"secrets_folder": tmp_path, "secrets": {"key": _secret("value-of-the-settings")}}
+    given = {"secrets_folder": tmp_path, "secrets": {"key": SecretStr("value-of-the-settings")}}
     changed = services.settings.callbacks.model_copy(update=given)
     object.__setattr__(services.settings, "callbacks", changed)
     services.callbacks.settings = changed
@@ -130,12 +131,6 @@ async def test_header_values_come_from_settings_or_files_and_stand_nowhere_else(
     assert (await callbacks.get())["last_result"] == "no_secret"
     rows = await sql.fetch("SELECT to_jsonb(s)::text AS row FROM callback_subscriptions s")
     assert "value" not in rows[0]["row"]
-
-
-def _secret(text: str):
-    from pydantic import SecretStr
-
-    return SecretStr(text)
 
 
 # --- changes -------------------------------------------------------------------------------------
