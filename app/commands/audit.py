@@ -12,11 +12,11 @@ from pydantic_settings import EnvSettingsSource
 
 from app.settings import PREFIX, LeaseSettings, Settings
 from app.store import audit as audit_stored
-from app.store import audit_feed
+from app.store import audit_callbacks, audit_feed
 from app.store.audit import Check
 from app.store.database import Connection
 
-CHECKS = (*audit_stored.CHECKS, *audit_feed.CHECKS)
+CHECKS = (*audit_stored.CHECKS, *audit_feed.CHECKS, *audit_callbacks.CHECKS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,7 +285,9 @@ async def found(connection: asyncpg.Connection, world) -> dict[str, list[tuple[s
 
 
 def test_every_check_is_proven_by_a_fault():
-    assert set(FAULTS) == {check.name for check in audit.CHECKS}
+    # Those of callbacks are planted in tests/callbacks/test_audit.py.
+    names = {check.name for check in audit.CHECKS}
+    assert set(FAULTS) == {name for name in names if not name.startswith("callback-")}
 
 
 def test_every_check_stands_in_the_reference():
