@@ -13,7 +13,7 @@ from app.domain.callbacks import DeliveryKind, PauseReason, Result, Subscription
 from app.domain.errors import FeedCursorExpired, FeedEpochChanged
 from app.domain.feed import Cursor, FeedEvent
 from app.handlers.callback_accounts import logged
-from app.loops.callback_worker import Overtaken, Worker
+from app.loops.callback_worker import Overtaken, Targets, Worker
 from app.store import callback_leases, callback_parks, callback_work, feed
 from app.store.callback_leases import Replay, State
 from app.store.callback_log import Logged
@@ -34,6 +34,7 @@ class Repair:
         self._worker = worker
         self._services = worker.services
         self._fence = worker.fence
+        self.targets = Targets(worker.services)
 
     async def run_once(self) -> bool:
         """One step of everything that is due; whether there is more. Raises Overtaken."""
@@ -104,7 +105,7 @@ class Repair:
             await self._worker.pause(PauseReason.GONE)
 
     async def _send(self, subscription: Subscription, events: list[FeedEvent]) -> Round:
-        target = await self._worker.target_of(subscription)
+        target = await self.targets.of(subscription)
         settings = self._services.settings.callbacks.model_copy(update={"tries_before_parking": 1})
         return await Sending(target, settings, self._worker.may_go_on).run(events)
 
@@ -131,7 +132,7 @@ class Repair:
             and (replay.to_time is None or event.timestamp < replay.to_time)
             and event.attempt_id not in parked
         ]
-        target = await self._worker.target_of(subscription)
+        target = await self.targets.of(subscription)
         sending = Sending(target, self._services.settings.callbacks, self._worker.may_go_on)
         done = await sending.run(events)
         if done.interrupted:

@@ -57,6 +57,29 @@ class _Reading:
     """Attempts of this page that wait apart."""
 
 
+class Targets:
+    """The target of a subscription as it is now; one half of a worker has one of its own."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._target: Target | None = None
+        self._made_for: Subscription | None = None
+
+    async def of(self, subscription: Subscription) -> Target:
+        """Its target; another one when the subscription has changed."""
+        if self._target is None or self._made_for != subscription:
+            await self.close()
+            self._target = self._services.callbacks.target(subscription)
+            self._made_for = subscription
+        return self._target
+
+    async def close(self) -> None:
+        """Close its connections."""
+        target, self._target = self._target, None
+        if target is not None:
+            await target.close()
+
+
 class Worker:
     """One subscription's worker, for as long as its lease is held."""
 
@@ -67,8 +90,7 @@ class Worker:
         self.trusted_until = monotonic() + services.settings.callbacks.lease_seconds
         self.stopping = False
         self.database = database
-        self._target: Target | None = None
-        self._made_for: Subscription | None = None
+        self.targets = Targets(services)
         self._after: Cursor | None = None
         self._kept_at = monotonic()
         self._limit = _MOST
@@ -76,20 +98,6 @@ class Worker:
     def may_go_on(self) -> bool:
         """Whether this worker may still send, by its own clock."""
         return not self.stopping and monotonic() < self.trusted_until
-
-    async def close(self) -> None:
-        """Close its connections."""
-        target, self._target = self._target, None
-        if target is not None:
-            await target.close()
-
-    async def target_of(self, subscription: Subscription) -> Target:
-        """The target of the subscription as it is now."""
-        if self._target is None or self._made_for != subscription:
-            await self.close()
-            self._target = self.services.callbacks.target(subscription)
-            self._made_for = subscription
-        return self._target
 
     # --- what is new ---------------------------------------------------------------------------
 
@@ -102,7 +110,7 @@ class Worker:
         if not page.events:
             return await self._pass_empty(page)
         events = [event for event in page.events if event.attempt_id not in reading.parked]
-        target = await self.target_of(state.subscription)
+        target = await self.targets.of(state.subscription)
         began = monotonic()
         done = await Sending(target, self.services.settings.callbacks, self.may_go_on).run(events)
         self._adapt(monotonic() - began)
@@ -280,5 +288,5 @@ class Worker:
 
     def _tell_paused(self, reason: PauseReason) -> None:
         self.services.metrics.callback_pauses.labels(reason.value).inc()
-        name = self._made_for.name if self._made_for else str(self.fence.subscription_id)
-        _LOG.error("callback.paused", subscription=name, cause=reason.value)
+        subscription_id = str(self.fence.subscription_id)
+        _LOG.error("callback.paused", subscription_id=subscription_id, cause=reason.value)

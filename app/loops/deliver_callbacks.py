@@ -69,7 +69,8 @@ class Served:
             task.cancel()
         if running:
             await asyncio.wait(running)
-        await self.worker.close()
+        await self.worker.targets.close()
+        await self.repair.targets.close()
 
     async def _keep(self, once: Callable[[], Awaitable[None]]) -> None:
         failures = 0

@@ -53,6 +53,7 @@ class Callbacks:
         self.caller = Control(http, token)
         self.holder = uuid4()
         self._workers: list[Worker] = []
+        self._repairs: dict[Worker, Repair] = {}
 
     async def put(self, name: str = "billing", **fields: Any) -> dict[str, Any]:
         answer = await self.caller.call("PUT", f"/v1/callback-subscriptions/{name}", json=fields)
@@ -100,7 +101,8 @@ class Callbacks:
     async def repair(self, worker: Worker, *, patience: int = 50) -> None:
         """Let it work on what is parked or replayed until nothing is due."""
         for _ in range(patience):
-            if not await Repair(worker).run_once():
+            repair = self._repairs.setdefault(worker, Repair(worker))
+            if not await repair.run_once():
                 return
         raise AssertionError(await self.get())
 
@@ -112,7 +114,9 @@ class Callbacks:
 
     async def close(self) -> None:
         for worker in self._workers:
-            await worker.close()
+            await worker.targets.close()
+        for repair in self._repairs.values():
+            await repair.targets.close()
 
 
 @pytest.fixture
