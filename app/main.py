@@ -15,6 +15,7 @@ from starlette.responses import Response
 from app.api import (
     artifacts,
     batches,
+    callbacks,
     control,
     dead_letters,
     events,
@@ -82,6 +83,7 @@ def create_app(services: Services, registry: Registry | None = None) -> FastAPI:
             log_reads.router,
             operator.reads,
             operator.writes,
+            callbacks.router,
             dead_letters.router,
             retention.router,
             schedules.router,

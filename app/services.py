@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import httpx
 
 from app.auth.tokens import TokenVerifier
+from app.callbacks.sender import Sender
 from app.commands.claims import Offers, PlacementClasses
 from app.commands.ends import rules_of
 from app.commands.gathered import Gathered
@@ -38,6 +39,7 @@ class Services:
     gathered: Gathered
     classes: PlacementClasses
     offers: Offers
+    callbacks: Sender
     metrics: Metrics
     leadership: Leadership
     """What this process knows of its own leadership."""

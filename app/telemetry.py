@@ -128,6 +128,35 @@ class Metrics:
             ["source", "kind"],
             registry=registry,
         )
+        self.callback_deliveries = Counter(
+            "execution_plane_callback_deliveries",
+            "Requests to receivers of callbacks, by why they were made and how they ended.",
+            ["kind", "result"],
+            registry=registry,
+        )
+        self.callback_seconds = Histogram(
+            "execution_plane_callback_seconds",
+            "Time until a receiver had answered, or was given up.",
+            buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+            registry=registry,
+        )
+        self.callback_pauses = Counter(
+            "execution_plane_callback_pauses",
+            "Callback subscriptions that paused, by cause.",
+            ["cause"],
+            registry=registry,
+        )
+        self.callback_subscriptions = Gauge(
+            "execution_plane_callback_subscriptions",
+            "Callback subscriptions that are well, failing or paused.",
+            ["state"],
+            registry=registry,
+        )
+        self.callback_parked = Gauge(
+            "execution_plane_callback_parked",
+            "Attempts that wait apart because a receiver refused one of their events.",
+            registry=registry,
+        )
         self.log_bytes = Counter(
             "execution_plane_log_bytes", "Log bytes stored.", registry=registry
         )

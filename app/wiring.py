@@ -11,6 +11,7 @@ import structlog
 
 from app import failpoints
 from app.auth.tokens import TokenVerifier
+from app.callbacks.sender import Sender
 from app.commands.claims import Offers, PlacementClasses
 from app.commands.gathered import Gathered
 from app.commands.leadership import Leadership
@@ -74,6 +75,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             gathered=gathered,
             classes=classes,
             offers=Offers(),
+            callbacks=Sender(settings.callbacks, keys),
             metrics=metrics,
             leadership=Leadership(settings.scheduler),
             election=election,

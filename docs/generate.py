@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from app.api.advice import PLAIN, reasons
 from app.auth.tokens import TokenVerifier
+from app.callbacks.sender import Sender
 from app.commands.claims import Offers, PlacementClasses
 from app.commands.gathered import Gathered
 from app.commands.leadership import Leadership
@@ -151,6 +152,7 @@ def unconnected(settings: Settings) -> Services:
         gathered=Gathered.of(settings, database, keys, PlacementClasses()),
         classes=PlacementClasses(),
         offers=Offers(),
+        callbacks=Sender(settings.callbacks, keys),
         metrics=Metrics(),
         leadership=Leadership(settings.scheduler),
         election=Database(settings.database),

@@ -34,6 +34,7 @@ _APART = {
     "kill": ("kill",),
     "thorough": (
         "artifacts",
+        "callbacks",
         "demo",
         "embedded",
         "feed",

@@ -91,6 +91,13 @@ ADVICE: Mapping[type[ServiceError], str] = {
         "Go on with `oldest` as `after`; read the attempts that you follow, for what lies between "
         "is gone."
     ),
+    e.CallbackSubscriptionNotFound: "Check the name, or create it with PUT.",
+    e.TooManySubscriptions: (
+        "Remove one that nobody needs, or raise `callbacks.max_subscriptions`. One subscription "
+        "without filters serves a receiver better than many narrow ones."
+    ),
+    e.ReplayRunning: "Wait until `replay.running` is false, then ask again.",
+    e.SigningKeyRetired: "Rotate the secret with a new `request_id`.",
     e.EnvelopeInvalid: "Publish `{v, to, id, data}` as JSON, in base64, in a wrapped message.",
     e.HandlerNotAllowed: "Name the handler under this subscription in `push.subscriptions`.",
     e.HandlerUnknown: "Check `to`, or wait until every instance has the newer version.",

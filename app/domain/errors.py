@@ -307,6 +307,25 @@ class FeedCursorExpired(ServiceError):
     """Events after this cursor have been removed by age; go on at `oldest`."""
 
 
+# --- callbacks -----------------------------------------------------------------------------------
+
+
+class CallbackSubscriptionNotFound(ServiceError):
+    """There is no callback subscription of this name."""
+
+
+class TooManySubscriptions(ServiceError):
+    """There are as many callback subscriptions as this service allows."""
+
+
+class ReplayRunning(ServiceError):
+    """Another replay of this subscription has not come to its end."""
+
+
+class SigningKeyRetired(ServiceError):
+    """The server key of this signing secret was retired; rotate the secret."""
+
+
 # --- messages ------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from app.services import Services
 
@@ -32,4 +32,13 @@ class Loop(Protocol):
 
     async def run_once(self, services: Services) -> Result:
         """One bounded pass in a transaction of its own."""
+        ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A loop that holds something between its passes."""
+
+    async def close(self, services: Services) -> None:
+        """Let go of it; no pass is running any more."""
         ...

@@ -18,16 +18,18 @@ import structlog
 from app.domain.errors import LeadershipLost, ServiceError, SweepTooSlow
 from app.domain.sent import Deliver
 from app.loops.abort_uploads import AbortUploads
+from app.loops.deliver_callbacks import DeliverCallbacks
 from app.loops.drop_partitions import DropPartitions
 from app.loops.end_due import EndDue
 from app.loops.fire_schedules import FireSchedules
 from app.loops.forget_classes import ForgetClasses
+from app.loops.forget_deliveries import ForgetDeliveries
 from app.loops.forget_messages import ForgetMessages
 from app.loops.forget_old import ForgetOld
 from app.loops.forget_schedules import ForgetSchedules
 from app.loops.keep_keys import KeepKeys
 from app.loops.leader import Leader
-from app.loops.loop import Loop, Result
+from app.loops.loop import Closing, Loop, Result
 from app.loops.make_partitions import MakePartitions
 from app.loops.mark_bucket import MarkBucket
 from app.loops.merge_logs import MergeLogs
@@ -66,6 +68,8 @@ def loops_of(role: str, deliver: Deliver) -> list[Loop]:
         MarkBucket(),
         MergeLogs(),
         *_retention(),
+        DeliverCallbacks(),
+        ForgetDeliveries(),
     ]
     return ticking + (sweeping if role in {"scheduler", "all"} else [])
 
@@ -110,6 +114,9 @@ class Supervisor:
         await self.hand_over()
         self._stopping.set()
         await _end(self._tasks, _STOP_SECONDS)
+        for loop in self._loops:
+            if isinstance(loop, Closing):
+                await loop.close(self._services)
 
     async def wait_broken(self) -> None:
         """Return when a loop has ended although nobody asked it to."""

@@ -8,6 +8,7 @@ Nothing here has a default that is a secret.
 from app.settings.groups import (
     MIN_SECRET_LENGTH,
     PREFIX,
+    CallbackSettings,
     DatabaseSettings,
     FailpointSettings,
     GrantSettings,
@@ -32,6 +33,7 @@ from app.settings.loading import Settings, load, load_testing
 __all__ = [
     "MIN_SECRET_LENGTH",
     "PREFIX",
+    "CallbackSettings",
     "DatabaseSettings",
     "FailpointSettings",
     "GrantSettings",

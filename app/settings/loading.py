@@ -20,6 +20,7 @@ from pydantic_settings import (
 from app.domain.errors import SettingsInvalid
 from app.settings.groups import (
     PREFIX,
+    CallbackSettings,
     DatabaseSettings,
     Group,
     IdentitySettings,
@@ -51,6 +52,7 @@ class Settings(BaseSettings):
     push: PushSettings = PushSettings()
     leases: LeaseSettings = LeaseSettings()
     limits: LimitSettings = LimitSettings()
+    callbacks: CallbackSettings = CallbackSettings()
     retention: RetentionSettings = RetentionSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     telemetry: TelemetrySettings = TelemetrySettings()

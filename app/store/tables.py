@@ -15,6 +15,12 @@ from app.store.tables_attempts import (
     placement_classes,
     runner_leases,
 )
+from app.store.tables_callbacks import (
+    callback_cursors,
+    callback_deliveries,
+    callback_parked,
+    callback_subscriptions,
+)
 from app.store.tables_objects import (
     artifact_refs,
     artifact_uploads,
@@ -52,6 +58,10 @@ __all__ = [
     "artifact_uploads",
     "attempt_events",
     "attempt_heartbeats",
+    "callback_cursors",
+    "callback_deliveries",
+    "callback_parked",
+    "callback_subscriptions",
     "concurrency_holds",
     "dead_letters",
     "evidence_refs",
