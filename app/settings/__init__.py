@@ -20,13 +20,13 @@ from app.settings.groups import (
     ObjectSettings,
     PushSettings,
     Role,
-    SchedulerSettings,
     ServerSettings,
     TelemetrySettings,
     TestingSettings,
     TrustedUrl,
 )
 from app.settings.loading import Settings, load, load_testing
+from app.settings.scheduler import SchedulerSettings
 
 __all__ = [
     "MIN_SECRET_LENGTH",

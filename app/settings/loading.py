@@ -28,11 +28,11 @@ from app.settings.groups import (
     LimitSettings,
     ObjectSettings,
     PushSettings,
-    SchedulerSettings,
     ServerSettings,
     TelemetrySettings,
     TestingSettings,
 )
+from app.settings.scheduler import SchedulerSettings
 
 
 class Settings(BaseSettings):
