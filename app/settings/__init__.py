@@ -19,7 +19,6 @@ from app.settings.groups import (
     LimitSettings,
     ObjectSettings,
     PushSettings,
-    RetentionSettings,
     Role,
     ServerSettings,
     TelemetrySettings,
@@ -27,6 +26,7 @@ from app.settings.groups import (
     TrustedUrl,
 )
 from app.settings.loading import Settings, load
+from app.settings.retention import RetentionSettings
 
 __all__ = [
     "MIN_SECRET_LENGTH",

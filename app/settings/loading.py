@@ -28,11 +28,11 @@ from app.settings.groups import (
     LimitSettings,
     ObjectSettings,
     PushSettings,
-    RetentionSettings,
     ServerSettings,
     TelemetrySettings,
     TestingSettings,
 )
+from app.settings.retention import RetentionSettings
 
 
 class Settings(BaseSettings):
