@@ -12,8 +12,8 @@ JOB_TYPE = "ssh.command.run"
 ZONE = "demo"
 SECONDS_A_STEP = 2
 STEPS = ("look at the host", "write the settings", "restart the service", "check that it answers")
-# What the script prints has a credential's form and is worth nothing. It is put together under a plain
-# name, for a specification that holds a secret is refused: only the output has it, as in real life.
+# What the script prints has a credential's form and is worth nothing. It is put together under a
+# plain name, for a specification that holds a secret is refused: only the output has it.
 CREDENTIAL_FORM = "ghp_" + "demo" * 9
 MASKED = "***"
 WARNING_STEP = 2
