@@ -12,7 +12,7 @@ export UV_PYTHON_DOWNLOADS := never
 option = $(if $(filter command,$(origin $(1))),--$(2) "$($(1))")
 STACK = $(call option,NAME,name)
 
-.PHONY: help run demo install install-dev test test-thorough test-kill test-storage test-slow check format docs bench clean lock
+.PHONY: help run demo install install-dev test test-thorough test-kill test-storage test-pgbouncer test-slow check format docs bench clean lock
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'make test       all tests, on real parts; T=tests/... for some'
 	@echo 'make test-thorough   every rule in depth; test-kill: it is killed; test-slow: full sizes'
 	@echo 'make test-storage ENDPOINT=... BUCKET=... ACCESS_KEY_ID=... SECRET_ACCESS_KEY=...   your store'
+	@echo 'make test-pgbouncer  what speaks to the database, through a transaction pooler'
 	@echo 'make check      style, types, import rules'
 	@echo 'make docs       the generated reference'
 	@echo 'make bench      measurements on this machine; also bench-start, bench-claim, ...'
@@ -56,6 +57,12 @@ test-storage: install-dev
 	STORAGE_TEST_SECRET_ACCESS_KEY='$(SECRET_ACCESS_KEY)' \
 	STORAGE_TEST_OBJECTS='$(or $(OBJECTS),{})' \
 	$(PY) -m pytest -m '' tests/artifacts
+
+# Everything that speaks to the database, through Debian's PgBouncer in transaction mode.
+test-pgbouncer: install-dev
+	@exec $(PY) -m pytest -n 2 --pgbouncer -m 'not slow and not kill' \
+	  $(or $(T),tests/store tests/lifecycle tests/scheduler tests/api tests/test_life.py)
+	@exec $(PY) -m pytest -m 'kill and not slow' tests/kill/test_pooler.py
 
 test-slow: install-dev
 	@exec $(PY) -m pytest -m slow $(or $(T),tests)

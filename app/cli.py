@@ -63,11 +63,16 @@ def version() -> None:
 
 @cli.command()
 @click.option("--after", "gate", type=click.Path(path_type=Path), hidden=True)
-def serve(gate: Path | None) -> None:
+@click.option(
+    "--role", type=click.Choice(["api", "scheduler", "all"]), envvar="EXECUTION_PLANE_ROLE",
+    default="all", show_default=True, help="Answer requests, run the sweeps, or both.",
+)  # fmt: skip
+def serve(gate: Path | None, role: str) -> None:
     """Run the service until SIGTERM.
 
     All settings come from the environment; `check-config` shows them.
     """
+    os.environ["EXECUTION_PLANE_ROLE"] = role
     settings = _settings()
     from app.serve import serve as run  # noqa: PLC0415
 

@@ -48,10 +48,20 @@ NAMES = frozenset(
         "push.after_dedupe",
         "push.after_handler",
         "push.after_commit",
+        "callback.after_send",
+        "callback.before_cursor",
+        "callback.after_cursor",
         "leader.after_elect",
         "sweep.after_select",
         "sweep.mid_batch",
+        "schedule.after_select",
+        "schedule.after_fire",
+        "outbox.after_publish",
         "migrate.mid_step",
+        "partitions.after_detach",
+        "retention.after_mark",
+        "retention.after_object",
+        "orphans.after_close",
     }
 )
 

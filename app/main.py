@@ -15,6 +15,7 @@ from starlette.responses import Response
 from app.api import (
     artifacts,
     batches,
+    callbacks,
     control,
     dead_letters,
     events,
@@ -23,7 +24,10 @@ from app.api import (
     logs,
     operator,
     push,
+    retention,
     runner,
+    scheduler,
+    schedules,
 )
 from app.api.bodies import pointer
 from app.api.dispatch import Dispatcher
@@ -65,27 +69,33 @@ def create_app(services: Services, registry: Registry | None = None) -> FastAPI:
         telemetry={"operation_spans": False, "metrics": False, "logs": False},
     )
     app.state.services = services
-    app.state.dispatcher = Dispatcher(services, registry or all_handlers.build())
+    app.state.registry = registry or all_handlers.build()
+    app.state.dispatcher = Dispatcher(services, app.state.registry)
     app.state.in_flight = push.InFlight(services.settings.push)
     app.state.draining = asyncio.Event()
     app.state.schema_head = revision.HEAD
-    for router in (
-        batches.control,
-        batches.runner,
-        control.router,
-        events.router,
-        log_reads.router,
-        operator.reads,
-        operator.writes,
-        dead_letters.router,
-        runner.router,
-        artifacts.writes,
-        artifacts.reads,
-        logs.router,
-        push.router,
-        health.router,
-    ):
-        app.include_router(router)
+    if services.settings.role != "scheduler":  # one that only runs loops answers for its health
+        for router in (
+            batches.control,
+            batches.runner,
+            control.router,
+            events.router,
+            log_reads.router,
+            operator.reads,
+            operator.writes,
+            callbacks.router,
+            dead_letters.router,
+            retention.router,
+            schedules.router,
+            scheduler.router,
+            runner.router,
+            artifacts.writes,
+            artifacts.reads,
+            logs.router,
+            push.router,
+        ):
+            app.include_router(router)
+    app.include_router(health.router)
     add_docs(app)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(RequestValidationError, _invalid_parameters)

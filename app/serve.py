@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.api.connections import BoundedProtocol, Doorkeeper
+from app.api.inside import Inside
 from app.api.tls import CertificateFiles
 from app.domain.errors import SettingsInvalid
 from app.handlers import all_handlers
@@ -130,8 +131,9 @@ async def serve_with(
     settings = services.settings
     registry = registry or all_handlers.build()
     _warn(settings, registry)
-    supervisor = Supervisor(services, loops_of(settings.role))
     app = create_app(services, registry)
+    inside = Inside(services, app.state.dispatcher)
+    supervisor = Supervisor(services, loops_of(settings.role, inside.deliver))
     server = _Server(app, settings.server, services.metrics)
     async with _running(supervisor):
         serving = asyncio.create_task(server.serve_quietly())
@@ -142,7 +144,8 @@ async def serve_with(
         app.state.draining.set()
         services.signals.drain()
         server.should_exit = True
-        await serving
+        # Another instance leads on while requests of this one still end.
+        await asyncio.gather(serving, supervisor.hand_over())
         stopped.cancel()
         broken.cancel()
         if not stop.is_set():

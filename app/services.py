@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import httpx
 
 from app.auth.tokens import TokenVerifier
+from app.callbacks.sender import Sender
 from app.commands.claims import Offers, PlacementClasses
 from app.commands.ends import rules_of
 from app.commands.gathered import Gathered
+from app.commands.leadership import Leadership
 from app.commands.leases import Terms
 from app.domain.keys import KeyRing
 from app.domain.masking import Masker
@@ -19,6 +21,7 @@ from app.store.database import Database
 from app.store.ends import Rules
 from app.store.signals import Signals
 from app.telemetry import Metrics
+from app.topics import Publisher
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,13 @@ class Services:
     gathered: Gathered
     classes: PlacementClasses
     offers: Offers
+    callbacks: Sender
     metrics: Metrics
+    leadership: Leadership
+    """What this process knows of its own leadership."""
+    election: Database
+    """One connection of its own for the election, which must not wait behind requests."""
+    publisher: Publisher
 
     @property
     def terms(self) -> Terms:

@@ -128,6 +128,35 @@ class Metrics:
             ["source", "kind"],
             registry=registry,
         )
+        self.callback_deliveries = Counter(
+            "execution_plane_callback_deliveries",
+            "Requests to receivers of callbacks, by why they were made and how they ended.",
+            ["kind", "result"],
+            registry=registry,
+        )
+        self.callback_seconds = Histogram(
+            "execution_plane_callback_seconds",
+            "Time until a receiver had answered, or was given up.",
+            buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+            registry=registry,
+        )
+        self.callback_pauses = Counter(
+            "execution_plane_callback_pauses",
+            "Callback subscriptions that paused, by cause.",
+            ["cause"],
+            registry=registry,
+        )
+        self.callback_subscriptions = Gauge(
+            "execution_plane_callback_subscriptions",
+            "Callback subscriptions that are well, failing or paused.",
+            ["state"],
+            registry=registry,
+        )
+        self.callback_parked = Gauge(
+            "execution_plane_callback_parked",
+            "Attempts that wait apart because a receiver refused one of their events.",
+            registry=registry,
+        )
         self.log_bytes = Counter(
             "execution_plane_log_bytes", "Log bytes stored.", registry=registry
         )
@@ -147,10 +176,79 @@ class Metrics:
             "Age of the oldest transaction that holds the feed back; `/readyz` names it.",
             registry=registry,
         )
+        self.removed = Counter(
+            "execution_plane_removed",
+            "Things whose time was over and that this process removed, by kind.",
+            ["kind"],
+            registry=registry,
+        )
+        self.removals_refused = Counter(
+            "execution_plane_removals_refused",
+            "Objects that the store refused to delete; they are tried again.",
+            registry=registry,
+        )
         self.loop_runs = Counter(
             "execution_plane_loop_runs",
             "Passes of the loops of this process, by outcome.",
             ["loop", "outcome"],
+            registry=registry,
+        )
+        self.loop_seconds = Histogram(
+            "execution_plane_loop_seconds",
+            "Duration of good passes of the loops of this process.",
+            ["loop"],
+            registry=registry,
+            buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+        )
+        self.loop_done = Counter(
+            "execution_plane_loop_done",
+            "Things that good passes of the loops of this process dealt with.",
+            ["loop"],
+            registry=registry,
+        )
+        self.sweep_lag_seconds = Gauge(
+            "execution_plane_sweep_lag_seconds",
+            "How far a sweep is behind anywhere: overdue, and the age of what it left due.",
+            ["loop"],
+            registry=registry,
+        )
+        self.sweep_failing = Gauge(
+            "execution_plane_sweep_failing",
+            "Failed passes of a sweep in a row, anywhere.",
+            ["loop"],
+            registry=registry,
+        )
+        self.leading = Gauge(
+            "execution_plane_leading", "1 if this process leads the sweeps.", registry=registry
+        )
+        self.leader_alive = Gauge(
+            "execution_plane_leader_alive",
+            "1 if some process leads the sweeps by the database's clock.",
+            registry=registry,
+        )
+        self.leader_term = Gauge(
+            "execution_plane_leader_term",
+            "The term of the leader; it grows with every election.",
+            registry=registry,
+        )
+        self.schedules_fired = Counter(
+            "execution_plane_schedules_fired",
+            "Messages that schedules put into the outbox.",
+            registry=registry,
+        )
+        self.outbox_sent = Counter(
+            "execution_plane_outbox_sent",
+            "Messages of the outbox that were sent.",
+            registry=registry,
+        )
+        self.outbox_waiting = Gauge(
+            "execution_plane_outbox_waiting",
+            "Messages that wait in the outbox to be sent.",
+            registry=registry,
+        )
+        self.outbox_oldest_seconds = Gauge(
+            "execution_plane_outbox_oldest_seconds",
+            "Age of the oldest message in the outbox.",
             registry=registry,
         )
 

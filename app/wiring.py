@@ -11,17 +11,20 @@ import structlog
 
 from app import failpoints
 from app.auth.tokens import TokenVerifier
+from app.callbacks.sender import Sender
 from app.commands.claims import Offers, PlacementClasses
 from app.commands.gathered import Gathered
+from app.commands.leadership import Leadership
 from app.domain.keys import KeyRing
 from app.domain.masking import Masker
 from app.failpoints import Failpoint
 from app.objects.store import ObjectStore
 from app.services import Services
-from app.settings import Settings, TestingSettings
+from app.settings import DatabaseSettings, Settings, TestingSettings
 from app.store.database import Database
 from app.store.signals import Signals
 from app.telemetry import Metrics
+from app.topics import Publisher
 
 _LOG = structlog.get_logger(__name__)
 
@@ -40,6 +43,8 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         stack.push_async_callback(tokens.close)
         database = Database(settings.database)
         stack.push_async_callback(database.close)
+        election = Database(for_election(settings))
+        stack.push_async_callback(election.close)
         objects = ObjectStore(settings.objects)
         await objects.start()
         stack.push_async_callback(objects.stop)
@@ -70,8 +75,27 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             gathered=gathered,
             classes=classes,
             offers=Offers(),
+            callbacks=Sender(settings.callbacks, keys),
             metrics=metrics,
+            leadership=Leadership(settings.scheduler),
+            election=election,
+            publisher=Publisher(settings.scheduler, http),
         )
+
+
+def for_election(settings: Settings) -> DatabaseSettings:
+    """The same database by one connection, given up early enough to try again before the expiry."""
+    longest = settings.scheduler.leader_ttl_seconds / 4
+    return settings.database.model_copy(
+        update={
+            "pool_min_size": 0,
+            "pool_size": 1,
+            "connect_timeout_seconds": longest,
+            "acquire_timeout_seconds": longest,
+            "statement_timeout_seconds": longest,
+            "lock_timeout_seconds": longest,
+        }
+    )
 
 
 def _keys_of(settings: Settings) -> KeyRing:

@@ -25,14 +25,36 @@ from app.settings import Settings, load
 from app.store import migrate, tables
 from app.wiring import open_services
 from tests.driver import Control, Pusher, RunnerClient
+from tests.pooler import PgBouncer
 
 TEMPLATE = "template_execution_plane"
 
 # Folders whose tests take long, by the marker that keeps them out of `make test`.
 _APART = {
     "kill": ("kill",),
-    "thorough": ("artifacts", "demo", "embedded", "feed", "lifecycle", "logs", "masking", "push"),
+    "thorough": (
+        "artifacts",
+        "callbacks",
+        "demo",
+        "embedded",
+        "feed",
+        "lifecycle",
+        "logs",
+        "masking",
+        "push",
+        "retention",
+        "scheduler",
+    ),
 }
+
+
+_POOLERS: list[PgBouncer] = []
+"""At most one: where `environment` leads the service instead of to the server itself."""
+
+
+def pytest_addoption(parser) -> None:
+    """`--pgbouncer`: the service reaches its database through a transaction pooler."""
+    parser.addoption("--pgbouncer", action="store_true", help="through PgBouncer's transactions")
 
 
 def pytest_collection_modifyitems(items) -> None:
@@ -45,7 +67,7 @@ def pytest_collection_modifyitems(items) -> None:
 
 
 @pytest.fixture(scope="session")
-async def postgres(tmp_path_factory) -> AsyncIterator[EmbeddedPostgres]:
+async def postgres(tmp_path_factory, request) -> AsyncIterator[EmbeddedPostgres]:
     """A server with a migrated template; durability is not what these tests are about."""
     server = EmbeddedPostgres(
         tmp_path_factory.mktemp("postgres"),
@@ -53,7 +75,11 @@ async def postgres(tmp_path_factory) -> AsyncIterator[EmbeddedPostgres]:
     )
     await server.start()
     await make_template(server.admin_dsn, server.dsn)
+    if request.config.getoption("--pgbouncer"):
+        _POOLERS.append(await PgBouncer(server.dsn, tmp_path_factory.mktemp("pooler")).start())
     yield server
+    while _POOLERS:
+        _POOLERS.pop().stop()
     await server.stop()
 
 
@@ -167,6 +193,9 @@ def environment(database: str, objects, issuer, **more: object) -> dict[str, str
         **getattr(objects, "variables", {}),
         **more,
     }
+    for pooler in _POOLERS:
+        values["DATABASE__URL"] = pooler.through(str(values["DATABASE__URL"]))
+        values["DATABASE__STATEMENT_CACHE_SIZE"] = 0
     return {
         f"EXECUTION_PLANE_{name}": json.dumps(value)
         if isinstance(value, (dict, list, tuple))

@@ -75,6 +75,7 @@ ADVICE: Mapping[type[ServiceError], str] = {
     e.OutputConflict: "Use another name. What is recorded stays.",
     e.OutputNotFound: "Record the output first, in the same attempt.",
     e.RequestIdReused: "Use a new `request_id` for each new thing, and the same one to repeat.",
+    e.FeedEpochMismatch: "Read `retention:preview`, look at what it says, confirm that epoch.",
     e.BucketNotOurs: (
         "Point the service at its own bucket or prefix; `docs/storage.md` says how one is "
         "taken over."
@@ -90,6 +91,13 @@ ADVICE: Mapping[type[ServiceError], str] = {
         "Go on with `oldest` as `after`; read the attempts that you follow, for what lies between "
         "is gone."
     ),
+    e.CallbackSubscriptionNotFound: "Check the name, or create it with PUT.",
+    e.TooManySubscriptions: (
+        "Remove one that nobody needs, or raise `callbacks.max_subscriptions`. One subscription "
+        "without filters serves a receiver better than many narrow ones."
+    ),
+    e.ReplayRunning: "Wait until `replay.running` is false, then ask again.",
+    e.SigningKeyRetired: "Rotate the secret with a new `request_id`.",
     e.EnvelopeInvalid: "Publish `{v, to, id, data}` as JSON, in base64, in a wrapped message.",
     e.HandlerNotAllowed: "Name the handler under this subscription in `push.subscriptions`.",
     e.HandlerUnknown: "Check `to`, or wait until every instance has the newer version.",
@@ -101,11 +109,15 @@ ADVICE: Mapping[type[ServiceError], str] = {
     e.StateNotFound: "Check the key, or create the document with `If-None-Match: *`.",
     e.StateChanged: "Read the document, apply your change to it, send its new `ETag`.",
     e.PreconditionMissing: "Read the document and send its `ETag` as `If-Match`.",
+    e.ScheduleNotFound: "Check the name, or create the schedule.",
     e.DatabaseUnavailable: _AGAIN,
     e.OutcomeUnknown: "Send the same request again: the repeat says what became of it.",
     e.ObjectStoreUnavailable: _AGAIN,
     e.MaskingUnavailable: "Send it again later; `/readyz` of that instance says what is wrong.",
     e.Overloaded: _AGAIN,
+    e.LeadershipLost: "Nothing; `GET /v1/scheduler` says who leads.",
+    e.SweepTooSlow: "Look at the sweep in `GET /v1/scheduler`; it is tried again.",
+    e.PublishFailed: "Check the topic and this service's right to publish to it.",
     e.Draining: "Send the same request again; another instance answers it.",
 }
 

@@ -164,7 +164,8 @@ async def put_state(
     """Store a state document: in place of the version that `If-Match` names, or as the first one.
 
     422 `secret-in-request`: it is kept as it is, so it must not hold secrets;
-    412 `state-changed`: there is another version; 428 `precondition-missing`: neither header.
+    412 `state-changed`: there is another version; 428 `precondition-missing`: neither header. A
+    document that holds what looks like a secret is refused.
     """
     version = _expected(if_match, if_none_match)
     services = services_of(request)

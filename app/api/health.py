@@ -9,8 +9,9 @@ from starlette.responses import JSONResponse, Response
 
 from app.api.identity import services_of
 from app.domain.errors import ServiceError
-from app.store import dead_letters, feed, gauges
+from app.store import callbacks, dead_letters, feed, gauges
 from app.store.feed import Holder
+from app.store.scheduler_gauges import show_scheduler
 
 router = APIRouter(tags=["health"])
 
@@ -92,6 +93,11 @@ async def metrics(request: Request) -> Response:
         services.metrics.dead_letters_open.clear()
         for reason, count in letters.items():
             services.metrics.dead_letters_open.labels(reason).set(count)
+        await services.database.run(lambda conn: show_scheduler(conn, services.metrics))
+        states, parked = await services.database.run(callbacks.levels)
+        for state in ("active", "failing", "paused"):
+            services.metrics.callback_subscriptions.labels(state).set(states.get(state, 0))
+        services.metrics.callback_parked.set(parked)
     except ServiceError:
         pass  # the counters are told all the same; the database's absence is a metric elsewhere
     return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -12,6 +12,7 @@ import asyncio
 from dataclasses import dataclass
 from uuid import UUID
 
+from app.api import inside
 from app.api.dispatch import AlreadyDone, Dispatcher, Work
 from app.api.outcomes import shown_detail
 from app.api.problems import Push, answer_of
@@ -97,6 +98,8 @@ def _work(services: Services, dispatcher: Dispatcher, letter: Letter) -> Work:
         letter.subscription,
     )
     allowed = services.settings.push.subscriptions.get(letter.subscription, ())
+    if letter.subscription == inside.SUBSCRIPTION:
+        allowed = services.settings.scheduler.handlers
     return dispatcher.prepare(message, envelope, allowed)
 
 

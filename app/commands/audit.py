@@ -12,13 +12,14 @@ from pydantic_settings import EnvSettingsSource
 
 from app.settings import PREFIX, LeaseSettings, Settings
 from app.store import audit as attempts
-from app.store import audit_artifacts, audit_feed, audit_logs
+from app.store import audit_artifacts, audit_callbacks, audit_feed, audit_logs
 from app.store.audit import Check
 from app.store.database import Connection
 
 CHECKS = (
     *attempts.CHECKS,
     *audit_artifacts.CHECKS,
+    *audit_callbacks.CHECKS,
     *audit_feed.CHECKS,
     *audit_logs.CHECKS,
 )

@@ -71,7 +71,9 @@ def _cleaned(value: Any) -> Any:
     return jsontext.map_text(value, jsontext.clean)
 
 
-def _bounded(limit: int) -> Any:
+def bounded(limit: int) -> Any:
+    """A validator: at most so many bytes of JSON."""
+
     def check(value: Any) -> Any:
         if (
             value is not None
@@ -135,7 +137,7 @@ class CreateAttempt(Command):
     """Chosen by the caller, kept for ever: the same key and request give the same attempt."""
     job_type: JobType
     """What is to be done; its first word fixes the kind of runner."""
-    job_spec_ref: Annotated[JsonObject, _bounded(MAX_SPEC_BYTES)]
+    job_spec_ref: Annotated[JsonObject, bounded(MAX_SPEC_BYTES)]
     """The normalised job specification, without secret values."""
     priority: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 100
     """The smaller number goes first, then the older attempt."""
@@ -279,7 +281,7 @@ class CompleteLease(UnderLease):
     failure_message: ReportedMessage | None = None
     """What happened, for people."""
     result: (
-        Annotated[dict[str, Any], BeforeValidator(_cleaned), _bounded(MAX_RESULT_BYTES)] | None
+        Annotated[dict[str, Any], BeforeValidator(_cleaned), bounded(MAX_RESULT_BYTES)] | None
     ) = None
     """A small result, at most 16 KiB of JSON; larger ones are outputs."""
 

@@ -273,6 +273,10 @@ class RequestIdReused(ServiceError):
     """This request_id was used for something else."""
 
 
+class FeedEpochMismatch(ServiceError):
+    """This is not the number of the feed's current epoch."""
+
+
 class BucketNotOurs(ServiceError):
     """The bucket's marker names another installation; nothing in it may be deleted."""
 
@@ -301,6 +305,25 @@ class FeedEpochChanged(ServiceError):
 
 class FeedCursorExpired(ServiceError):
     """Events after this cursor have been removed by age; go on at `oldest`."""
+
+
+# --- callbacks -----------------------------------------------------------------------------------
+
+
+class CallbackSubscriptionNotFound(ServiceError):
+    """There is no callback subscription of this name."""
+
+
+class TooManySubscriptions(ServiceError):
+    """There are as many callback subscriptions as this service allows."""
+
+
+class ReplayRunning(ServiceError):
+    """Another replay of this subscription has not come to its end."""
+
+
+class SigningKeyRetired(ServiceError):
+    """The server key of this signing secret was retired; rotate the secret."""
 
 
 # --- messages ------------------------------------------------------------------------------------
@@ -353,6 +376,13 @@ class PreconditionMissing(ServiceError):
     """Say which version is to be replaced: If-Match with its ETag, or If-None-Match with *."""
 
 
+# --- schedules -----------------------------------------------------------------------------------
+
+
+class ScheduleNotFound(ServiceError):
+    """There is no schedule with this name."""
+
+
 # --- us ------------------------------------------------------------------------------------------
 
 
@@ -374,6 +404,18 @@ class ObjectStoreUnavailable(ServiceError):
 
 class Overloaded(ServiceError):
     """Too much is in flight here; try again."""
+
+
+class LeadershipLost(ServiceError):
+    """This instance does not lead the sweeps any more; another one goes on."""
+
+
+class SweepTooSlow(ServiceError):
+    """A sweep did not end within its time and was broken off."""
+
+
+class PublishFailed(ServiceError):
+    """The topic did not take the message; it is sent again."""
 
 
 class Draining(ServiceError):

@@ -68,6 +68,14 @@ def service_environment(parts: Parts, keys: Mapping[str, Any]) -> dict[str, str]
         "KEYS__CURRENT": keys["current"],
         "KEYS__SECRETS": keys["secrets"],
         "PUSH__SUBSCRIPTIONS": {SUBSCRIPTION: PUSH_HANDLERS},
+        "SCHEDULER__TOPIC": TOPIC,
+        "SCHEDULER__PUBSUB_URL": parts.issuer_url,
+        "SCHEDULER__PUBSUB_CREDENTIALS": "none",
+        "CALLBACKS__ALLOWED_NETWORKS": ["127.0.0.0/8", "::1/128"],
+        "CALLBACKS__ALLOWED_HOSTS": ["localhost"],
+        "CALLBACKS__CA_FILE": parts.certificate_file.with_name("ca.pem"),
+        "CALLBACKS__PUBSUB_ENDPOINT": parts.issuer_url,
+        "CALLBACKS__PUBSUB_IDENTITY": "none",
     }
     return {
         PREFIX + name: json.dumps(value) if isinstance(value, (dict, list)) else str(value)

@@ -150,6 +150,11 @@ async def get_attempt(services: Services, attempt_id: UUID, wait_seconds: float 
         await services.signals.wait(signals.attempt(attempt_id), min(left, poll))
 
 
+def keyed(data: Mapping[str, Any], envelope_id: str) -> Mapping[str, Any]:
+    """The data of a creation; without a key it is keyed by its envelope: its repeats are one."""
+    return data if "idempotency_key" in data else {**data, "idempotency_key": envelope_id}
+
+
 def register(registry: Registry) -> None:
     """Register the handlers of this module."""
 
@@ -157,10 +162,7 @@ def register(registry: Registry) -> None:
     async def create(context: Context, command: CreateAttempt) -> None:
         await create_attempt(context.services, command, context.as_sent)
 
-    @registry.prepare(CREATE)
-    def with_key(data: Mapping[str, Any], envelope_id: str) -> Mapping[str, Any]:
-        """A message without a key is keyed by its envelope, so that its repeats are one."""
-        return data if "idempotency_key" in data else {**data, "idempotency_key": envelope_id}
+    registry.prepare(CREATE)(keyed)
 
     @registry.handler(CANCEL, CancelAttempt, idempotent_by="attempt_id")
     async def cancel(context: Context, command: CancelAttempt) -> None:

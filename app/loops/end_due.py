@@ -40,7 +40,7 @@ class EndDue:
         if not due.attempt_ids:
             return Result(0, more=due.full)
         if calm.breaker_ready and await self._begins_breaker(services):
-            return Result(0)
+            return Result(0, behind_seconds=due.behind_seconds)
         if failpoints.ARMED:
             await failpoints.hit("sweep.after_select")
         ended = await services.database.run(
@@ -54,7 +54,8 @@ class EndDue:
         if not calm.soon_after_outage:
             await self._count_lapsed(services, ended)
         await tell(services, ended)
-        return Result(len(ended), more=due.full and bool(ended))
+        more = due.full and bool(ended)
+        return Result(len(ended), more=more, behind_seconds=due.behind_seconds)
 
     async def _begins_breaker(self, services: Services) -> bool:
         """Whether so many runners are late at once that the trouble is rather between us."""

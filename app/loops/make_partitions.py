@@ -16,4 +16,4 @@ class MakePartitions:
 
     async def run_once(self, services: Services) -> Result:
         """Make what is missing of the next 60 days."""
-        return Result(await services.database.run(partitions.ensure))
+        return Result(await services.database.run_patiently(partitions.ensure))

@@ -20,6 +20,7 @@ from pydantic_settings import (
 from app.domain.errors import SettingsInvalid
 from app.settings.groups import (
     PREFIX,
+    CallbackSettings,
     DatabaseSettings,
     Group,
     IdentitySettings,
@@ -28,6 +29,8 @@ from app.settings.groups import (
     LimitSettings,
     ObjectSettings,
     PushSettings,
+    RetentionSettings,
+    SchedulerSettings,
     ServerSettings,
     TelemetrySettings,
     TestingSettings,
@@ -49,6 +52,9 @@ class Settings(BaseSettings):
     push: PushSettings = PushSettings()
     leases: LeaseSettings = LeaseSettings()
     limits: LimitSettings = LimitSettings()
+    callbacks: CallbackSettings = CallbackSettings()
+    retention: RetentionSettings = RetentionSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     testing: TestingSettings = TestingSettings()
     role: Literal["api", "scheduler", "all"] = Field(

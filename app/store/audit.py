@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.domain import lifecycle as lc
+from app.store import audit_scheduler
+from app.store.audit_kept import KEPT
 
 _TERMINAL = lc.sql_list(lc.TERMINAL)
 _RANKS = ", ".join(
@@ -33,6 +35,11 @@ _SERVICE = """SELECT last_tick_at > clock_now() - interval '3 s' AS alive, outag
         breaker_began_at FROM service_ticks"""
 
 
+# Timelines whose oldest part was removed by retention say nothing about their attempt any more.
+_WHOLE = """a.created_at >= (SELECT coalesce(max(p.ends_at), '-infinity') FROM removed_partitions p
+    WHERE p.parent = 'attempt_events')"""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One thing that must hold; `needs` names the terms that its statement takes after `$1`."""
@@ -49,6 +56,7 @@ SELECT a.id::text AS subject, a.status || ' with terminal events: ' || coalesce(
     string_agg(e.event_type, ', ' ORDER BY e.event_number), 'none') AS detail
 FROM execution_attempts a
 LEFT JOIN attempt_events e ON e.attempt_id = a.id AND e.event_type IN ({_TERMINAL})
+WHERE {_WHOLE}
 GROUP BY a.id, a.status
 HAVING count(e.id) <> (a.status IN ({_TERMINAL}))::int OR bool_or(e.event_type <> a.status)
 LIMIT $1
@@ -62,7 +70,9 @@ FROM (
     SELECT e.attempt_id, e.event_number, e.event_type, coalesce(max(r.rank) OVER (
         PARTITION BY e.attempt_id ORDER BY e.event_number
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), -1) AS before
-    FROM attempt_events e JOIN (VALUES {_RANKS}) r(event_type, rank) USING (event_type)) s
+    FROM attempt_events e JOIN (VALUES {_RANKS}) r(event_type, rank) USING (event_type)
+    WHERE NOT EXISTS (SELECT FROM execution_attempts a
+        WHERE a.id = e.attempt_id AND NOT {_WHOLE})) s
 WHERE (before, event_type) NOT IN ((-1, 'created'), (1, 'leased'), (2, 'leased'), {_STEPS})
 LIMIT $1
 """
@@ -76,7 +86,7 @@ FROM execution_attempts a LEFT JOIN (
         WHEN 2 THEN 'running' ELSE max(e.event_type) FILTER (WHERE r.rank = 3) END AS folded
     FROM attempt_events e JOIN (VALUES {_RANKS}) r(event_type, rank) USING (event_type)
     GROUP BY e.attempt_id) f ON f.attempt_id = a.id
-WHERE a.status IS DISTINCT FROM f.folded LIMIT $1
+WHERE a.status IS DISTINCT FROM f.folded AND {_WHOLE} LIMIT $1
 """
 
 _TIMES = f"""
@@ -107,19 +117,21 @@ WHERE (a.operation_id::text, a.plan_node_id::text, a.node_run_id::text, a.job_ty
 LIMIT $1
 """
 
-_CREATED_ONCE = """
+_CREATED_ONCE = f"""
 -- audit.created_once
 SELECT a.id::text AS subject, count(e.id) || ' created events' AS detail
 FROM execution_attempts a
 LEFT JOIN attempt_events e ON e.attempt_id = a.id AND e.event_type = 'created'
+WHERE {_WHOLE}
 GROUP BY a.id HAVING count(e.id) <> 1 LIMIT $1
 """
 
-_EVENT_NUMBERS = """
+_EVENT_NUMBERS = f"""
 -- audit.event_numbers
 SELECT a.id::text AS subject, count(e.id) || ' events, the last one numbered '
     || coalesce(max(e.event_number), 0) || '; the attempt says ' || a.last_event_number AS detail
 FROM execution_attempts a LEFT JOIN attempt_events e ON e.attempt_id = a.id
+WHERE {_WHOLE}
 GROUP BY a.id
 HAVING (count(e.id), count(DISTINCT e.event_number), min(e.event_number), max(e.event_number),
         max(e.created_at))
@@ -202,8 +214,10 @@ _LEASE_TOLD = f"""
 -- audit.lease_told
 SELECT l.id::text AS subject, l.status || ' with events: '
     || coalesce(string_agg(e.event_type, ', ' ORDER BY e.event_number), 'none') AS detail
-FROM runner_leases l LEFT JOIN attempt_events e ON e.attempt_id = l.attempt_id
+FROM runner_leases l JOIN execution_attempts a ON a.id = l.attempt_id
+LEFT JOIN attempt_events e ON e.attempt_id = l.attempt_id
     AND e.event_type IN ('leased', {_LEASE_ENDS}) AND e.payload->>'lease_id' = l.id::text
+WHERE {_WHOLE}
 GROUP BY l.id
 HAVING count(*) FILTER (WHERE e.event_type = 'leased') <> 1
     OR count(*) FILTER (WHERE e.event_type <> 'leased')
@@ -239,11 +253,13 @@ WHERE r.created_at > l.released_at + $2::interval + interval '20 s'
 LIMIT $1
 """
 
-_LATE_WORDS = """
+_LATE_WORDS = f"""
 -- audit.late_words
 SELECT l.id::text AS subject, count(e.id) || ' late words' AS detail
-FROM runner_leases l LEFT JOIN attempt_events e ON e.attempt_id = l.attempt_id
+FROM runner_leases l JOIN execution_attempts a ON a.id = l.attempt_id
+LEFT JOIN attempt_events e ON e.attempt_id = l.attempt_id
     AND e.event_type = 'late_result' AND e.payload->>'lease_id' = l.id::text
+WHERE {_WHOLE}
 GROUP BY l.id
 HAVING count(e.id) <> (l.late_word_at IS NOT NULL)::int
     OR (l.late_word_at IS NOT NULL AND (l.status = 'active' OR l.completion_digest IS NOT NULL))
@@ -380,4 +396,6 @@ CHECKS = (
     Check("overdue", "No limit and no lease is long over.", _OVERDUE, ("lease_time",)),
     Check("goes-on", "An open attempt has a runner, or may get one.", _GOES_ON),
     Check("limits", "Every open attempt has the limits that its status asks for.", _LIMITS),
+    *(Check(*one) for one in audit_scheduler.STATEMENTS),
+    *(Check(*one) for one in KEPT),
 )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import asyncpg
@@ -38,6 +38,7 @@ _LOG = structlog.get_logger(__name__)
 
 CLASS_OF_ATTEMPT = "execution_attempts_placement_class_id_fkey"
 _TRIES = 3
+_PATIENT_TRIES = 5
 _RETRY = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 _LOST = (
     asyncpg.PostgresConnectionError,
@@ -99,8 +100,49 @@ class Database:
                 if mended or not partitions.is_missing(error):
                     raise
                 mended = True
-                await self._once(partitions.ensure_near, self._begin)
+                await self.run_patiently(partitions.ensure_near)
         raise DatabaseUnavailable
+
+    async def run_patiently(self, command: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run a command that waits for no lock for long, again and again while it gets none.
+
+        For changes of the schema: a statement that waits for a table's lock holds up everybody
+        behind it, so it gives up soon and comes back later. Raises DatabaseUnavailable.
+        """
+        return await _patiently(lambda: self._once(command, self._begin))
+
+    @property
+    def has_direct(self) -> bool:
+        """Whether there is a way past a transaction pooler, to a session of one's own."""
+        return self._settings.direct_url is not None
+
+    async def run_outside(self, command: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run a command as `run_patiently` does, but in no transaction: in a session of its own.
+
+        For what PostgreSQL refuses inside a transaction; it goes over the direct connection. Each
+        try must look at what the one before it left. Raises DatabaseUnavailable.
+        """
+        return await _patiently(lambda: self._outside(command), tries=3)
+
+    async def _outside(self, command: Callable[[Connection], Awaitable[T]]) -> T:
+        settings = self._settings
+        if settings.direct_url is None:
+            raise DatabaseUnavailable
+        try:
+            connection = await asyncpg.connect(
+                settings.direct_url.get_secret_value(),
+                timeout=settings.connect_timeout_seconds,
+                statement_cache_size=0,
+                server_settings={"application_name": "execution-plane upkeep"},
+            )
+            try:
+                return await command(connection)
+            finally:
+                await connection.close(timeout=5)
+        except (asyncpg.PostgresError, *_LOST) as error:
+            if _is_server_state(error):
+                raise DatabaseUnavailable from error
+            raise
 
     async def _once(self, command: Callable[[Connection], Awaitable[T]], begin: str) -> T:
         async with self._connection() as connection:
@@ -126,7 +168,7 @@ class Database:
         except _RETRY:
             raise
         except (asyncpg.PostgresError, *_LOST) as error:
-            connection.terminate()
+            _terminate(connection)
             if isinstance(error, asyncpg.IntegrityConstraintViolationError):
                 raise
             raise OutcomeUnknown from error
@@ -135,13 +177,13 @@ class Database:
 
     async def _roll_back(self, connection: Connection) -> None:
         """End a failed transaction; a connection that cannot is closed, so nobody inherits it."""
-        if connection.is_closed():
-            return
         try:
+            if connection.is_closed():
+                return
             async with asyncio.timeout(2):
                 await asyncio.shield(asyncio.ensure_future(connection.execute("ROLLBACK")))
         except BaseException:  # noqa: BLE001 - whatever went wrong, this connection is not reused
-            connection.terminate()
+            _terminate(connection)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
@@ -222,6 +264,20 @@ def tell_begun(begun: tuple[int, str] | None) -> None:
         _LOG.warning("feed.epoch_begun", epoch=begun[0], cause=begun[1])
 
 
+async def _patiently(step: Callable[[], Awaitable[T]], tries: int = _PATIENT_TRIES) -> T:
+    """Do it; while others hold the lock that it needs, try again a few times."""
+    for attempt in range(1, tries):
+        try:
+            return await step()
+        except DatabaseUnavailable as error:
+            if not isinstance(error.__cause__, asyncpg.LockNotAvailableError):
+                raise
+        except _RETRY:
+            pass
+        await asyncio.sleep(random.uniform(0.1, 0.3) * attempt)  # noqa: S311
+    return await step()
+
+
 async def _keep(_: object) -> None:
     """Nothing to reset: all settings are SET LOCAL, and no session state is ever made."""
 
@@ -230,6 +286,12 @@ async def _give_back(pool: asyncpg.Pool[asyncpg.Record], connection: Connection)
     try:
         await pool.release(connection, timeout=5)  # type: ignore[arg-type]
     except (asyncpg.PostgresError, *_LOST):
+        _terminate(connection)
+
+
+def _terminate(connection: Connection) -> None:
+    """Close it at once; one that the server has ended may have left the pool already."""
+    with suppress(asyncpg.InterfaceError):
         connection.terminate()
 
 

@@ -248,14 +248,16 @@ async def decide(  # one cause's facts
 
 _LIST_DUE = """
 -- ends.list_due
-SELECT l.attempt_id, l.id AS lease_id, l.expires_at <= clock_now() AS expired
+SELECT l.attempt_id, l.id AS lease_id, l.expires_at <= clock_now() AS expired,
+    extract(epoch FROM clock_now() - l.expires_at)::float8 AS behind
 FROM runner_leases l WHERE l.status = 'active' AND l.check_at <= clock_now()
 ORDER BY l.check_at LIMIT $1
 """
 
 _LIST_AT_LIMIT = """
 -- ends.list_at_limit
-SELECT id FROM execution_attempts WHERE limit_at <= clock_now() ORDER BY limit_at LIMIT $1
+SELECT id, extract(epoch FROM clock_now() - limit_at)::float8 AS behind
+FROM execution_attempts WHERE limit_at <= clock_now() ORDER BY limit_at LIMIT $1
 """
 
 _MOVE_ON = """
@@ -278,6 +280,8 @@ class Due:
     """Leases whose check has come and that were renewed meanwhile."""
     full: bool
     """There may be more."""
+    behind_seconds: float
+    """How long the oldest of it has been due."""
 
 
 async def list_due(conn: Connection, limit: int) -> Due:
@@ -290,6 +294,7 @@ async def list_due(conn: Connection, limit: int) -> Due:
         sorted(attempt_ids),
         [row["lease_id"] for row in leases if not row["expired"]],
         max(len(leases), len(limited)) == limit,
+        max([0.0, *(row["behind"] for row in [*leases, *limited])]),
     )
 
 

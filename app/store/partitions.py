@@ -1,7 +1,8 @@
 """Partitions of the two append-only tables: days of heartbeats, months of events.
 
 They are made ahead; a missing one is made by whoever meets it. Creating one beside and attaching
-it takes no lock that would hold up a heartbeat for longer than `lock_timeout` allows.
+it takes no lock that would hold up a heartbeat, and waits for none longer than `LOCK_TIMEOUT`.
+How they go again: `store/old_partitions.py`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ if TYPE_CHECKING:
     from app.store.database import Connection
 
 DAYS_AHEAD = 60
+LOCK_TIMEOUT = "200ms"
+"""Whoever wants a table's lock for longer would hold up everybody who comes after."""
+
 _LOCK = 7_302_771_541
-_PARENTS = ("attempt_heartbeats", "attempt_events")
+PARENTS = ("attempt_heartbeats", "attempt_events")
 
 
 def is_missing(error: asyncpg.CheckViolationError) -> bool:
     """Whether this violation says that no partition takes the row (and not that a CHECK failed)."""
-    return error.constraint_name is None and error.table_name in _PARENTS
+    return error.constraint_name is None and error.table_name in PARENTS
 
 
 async def ensure_near(conn: Connection) -> int:
@@ -40,7 +44,11 @@ SELECT pg_advisory_xact_lock($1), (clock_fact() AT TIME ZONE 'UTC')::date AS tod
 
 
 async def ensure(conn: Connection, *, days_ahead: int = DAYS_AHEAD) -> int:
-    """Make every partition from yesterday to `days_ahead` days ahead; return how many were made."""
+    """Make every partition from yesterday to `days_ahead` days ahead; return how many were made.
+
+    Gives up (LockNotAvailableError) rather than wait for a lock for over `LOCK_TIMEOUT`.
+    """
+    await conn.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
     row = await conn.fetchrow(_TODAY, _LOCK)
     assert row is not None  # noqa: S101 - a SELECT without FROM
     first = row["today"] - dt.timedelta(days=1)
@@ -50,7 +58,7 @@ async def ensure(conn: Connection, *, days_ahead: int = DAYS_AHEAD) -> int:
         for day in _days(first, last)
     ]
     wanted += [
-        ("attempt_events", f"{month:%Y%m}", month, _next_month(month))
+        ("attempt_events", f"{month:%Y%m}", month, next_month(month))
         for month in _months(first, last)
     ]
     existing = await _list_existing(conn)
@@ -70,7 +78,7 @@ WHERE i.inhparent = ANY($1::text[]::regclass[])
 
 
 async def _list_existing(conn: Connection) -> set[str]:
-    return {row["relname"] for row in await conn.fetch(_EXISTING, list(_PARENTS))}
+    return {row["relname"] for row in await conn.fetch(_EXISTING, list(PARENTS))}
 
 
 async def _make(conn: Connection, parent: str, suffix: str, start: dt.date, end: dt.date) -> None:
@@ -89,10 +97,11 @@ def _days(first: dt.date, last: dt.date) -> list[dt.date]:
 
 def _months(first: dt.date, last: dt.date) -> list[dt.date]:
     months = [first.replace(day=1)]
-    while _next_month(months[-1]) <= last:
-        months.append(_next_month(months[-1]))
+    while next_month(months[-1]) <= last:
+        months.append(next_month(months[-1]))
     return months
 
 
-def _next_month(day: dt.date) -> dt.date:
+def next_month(day: dt.date) -> dt.date:
+    """The first day of the month after this day's."""
     return (day.replace(day=28) + dt.timedelta(days=4)).replace(day=1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
+from app.domain.errors import DatabaseUnavailable
 from app.domain.records import Runner
 from app.store.database import Connection
 
@@ -65,7 +66,10 @@ FROM runner_instances WHERE id = $1 FOR NO KEY UPDATE
 
 
 async def lock(conn: Connection, runner_id: str, profile: Profile) -> Registered:
-    """Lock a registered runner's row and compare its profile."""
+    """Lock a registered runner's row and compare its profile.
+
+    DatabaseUnavailable if it was removed in the same moment: the repeat registers it anew.
+    """
     row = await conn.fetchrow(
         _LOCK,
         runner_id,
@@ -75,7 +79,8 @@ async def lock(conn: Connection, runner_id: str, profile: Profile) -> Registered
         profile.zone,
         profile.labels,
     )
-    assert row is not None  # noqa: S101 - the caller inserted it, or found it there
+    if row is None:
+        raise DatabaseUnavailable
     return Registered(row["session_id"], row["same_profile"])
 
 

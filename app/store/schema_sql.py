@@ -79,6 +79,10 @@ LANGUAGE sql VOLATILE AS '
     SELECT CASE WHEN last_epoch = current_feed_epoch()
                 THEN greatest(pg_current_xact_id(), last_xid)
                 ELSE pg_current_xact_id() END'""",
+    # The oldest moment from which on a reader of the feed still needs every event; NULL: none does.
+    """\
+CREATE FUNCTION events_needed_since() RETURNS timestamptz
+LANGUAGE sql STABLE AS 'SELECT NULL::timestamptz'""",
     f"""\
 CREATE FUNCTION refuse_move() RETURNS trigger
 LANGUAGE plpgsql AS '

@@ -15,6 +15,12 @@ from app.store.tables_attempts import (
     placement_classes,
     runner_leases,
 )
+from app.store.tables_callbacks import (
+    callback_cursors,
+    callback_deliveries,
+    callback_parked,
+    callback_subscriptions,
+)
 from app.store.tables_objects import (
     artifact_refs,
     artifact_uploads,
@@ -28,6 +34,13 @@ from app.store.tables_runners import (
     runner_sessions,
     runner_statuses,
 )
+from app.store.tables_scheduler import (
+    leader_terms,
+    outbox,
+    schedule_fires,
+    schedules,
+    sweeps,
+)
 from app.store.tables_service import (
     dead_letters,
     feed_epochs,
@@ -35,6 +48,7 @@ from app.store.tables_service import (
     leaders,
     message_failures,
     processed_messages,
+    removed_partitions,
     service_ticks,
     state,
 )
@@ -44,25 +58,35 @@ __all__ = [
     "artifact_uploads",
     "attempt_events",
     "attempt_heartbeats",
+    "callback_cursors",
+    "callback_deliveries",
+    "callback_parked",
+    "callback_subscriptions",
     "concurrency_holds",
     "dead_letters",
     "evidence_refs",
     "execution_attempts",
     "feed_epochs",
     "installation",
+    "leader_terms",
     "leaders",
     "log_streams",
     "message_failures",
     "metadata",
+    "outbox",
     "placement_class_versions",
     "placement_classes",
     "processed_messages",
     "raw_log_refs",
+    "removed_partitions",
     "runner_instances",
     "runner_leases",
     "runner_output_refs",
     "runner_sessions",
     "runner_statuses",
+    "schedule_fires",
+    "schedules",
     "service_ticks",
     "state",
+    "sweeps",
 ]

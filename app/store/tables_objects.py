@@ -52,7 +52,14 @@ artifact_refs = sa.Table(
     sa.Index(
         "artifact_refs_expires_at_idx",
         "expires_at",
-        postgresql_where=sa.text("held_at IS NULL"),
+        postgresql_where=sa.text("held_at IS NULL AND state <> 'removing'"),
+    ),
+    sa.Index("artifact_refs_removing_idx", "id", postgresql_where=sa.text("state = 'removing'")),
+    # What was made without a date gets one; what never goes has 'infinity'.
+    sa.Index(
+        "artifact_refs_undated_idx",
+        "id",
+        postgresql_where=sa.text("expires_at IS NULL AND retention_class <> 'legal_hold'"),
     ),
 )
 
@@ -89,6 +96,12 @@ artifact_uploads = sa.Table(
     sa.CheckConstraint("(closed_at IS NULL) = (closed_reason IS NULL)", name="closed"),
     sa.Index(None, "bucket", "key"),
     sa.Index(None, "lease_id", postgresql_where=sa.text("closed_at IS NULL")),
+    sa.Index("artifact_uploads_open_idx", "id", postgresql_where=sa.text("closed_at IS NULL")),
+    sa.Index(
+        "artifact_uploads_closed_at_idx",
+        "closed_at",
+        postgresql_where=sa.text("closed_at IS NOT NULL"),
+    ),
 )
 
 log_streams = sa.Table(

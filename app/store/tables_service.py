@@ -29,6 +29,19 @@ feed_epochs = sa.Table(
     at_("begun_at", null=False),
     # Facts of this epoch may be dated up to here while the clock, set back, was not there yet.
     at_("facts_until"),
+    at_("objects_confirmed_at"),
+    text_("objects_confirmed_by", null=True),
+)
+
+removed_partitions = sa.Table(
+    "removed_partitions",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    text_("parent"),
+    at_("starts_at", null=False),
+    at_("ends_at", null=False),
+    at_("begun_at", null=False),
+    at_("removed_at"),
 )
 
 service_ticks = sa.Table(
@@ -64,6 +77,8 @@ leaders = sa.Table(
     at_("elected_at"),
     at_("expires_at"),
     at_("swept_at"),
+    at_("renewed_at"),
+    sa.Column("label", sa.Text, nullable=False, server_default=""),
     **with_(fillfactor=10),
 )
 

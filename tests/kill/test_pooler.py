@@ -1,14 +1,8 @@
 """Through PgBouncer in transaction mode: no session state survives, LISTEN hears nothing."""
 
 import asyncio
-import os
-import shutil
-import subprocess
 from contextlib import AsyncExitStack
-from pathlib import Path
-from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 
 from app.embedded.environment import ACCOUNTS, AUDIENCE
@@ -16,56 +10,15 @@ from app.settings import load
 from app.wiring import open_services
 from tests.conftest import environment, serve_in_process
 from tests.driver import Control, RunnerClient, new_attempt
-from tests.kill.world import free_port
-
-PGBOUNCER = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
+from tests.pooler import PgBouncer
 
 
 @pytest.fixture
 async def pooled(fresh_database, tmp_path):
     """The database's address behind a pooler of this test's own."""
-    if not Path(PGBOUNCER).exists():
-        assert os.environ.get("CI") != "true", "the CI installs pgbouncer"
-        pytest.skip("pgbouncer is not installed (Debian package pgbouncer)")
-    to = urlsplit(fresh_database)
-    port = free_port()
-    tmp_path.chmod(0o755)
-    (tmp_path / "users.txt").write_text(f'"{to.username}" "{to.password}"\n')
-    (tmp_path / "pgbouncer.ini").write_text(
-        f"[databases]\npooled = host={to.hostname} port={to.port} dbname={to.path[1:]}\n"
-        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\npool_mode = transaction\n"
-        f"auth_type = scram-sha-256\nauth_file = {tmp_path}/users.txt\nunix_socket_dir =\n"
-        "default_pool_size = 4\nmax_client_conn = 100\n"
-    )
-    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    _open_to_all(tmp_path)
-    process = subprocess.Popen(
-        [*(as_nobody if os.geteuid() == 0 else []), PGBOUNCER, f"{tmp_path}/pgbouncer.ini"],
-        stderr=subprocess.DEVNULL,
-    )
-    address = f"postgresql://{to.username}:{to.password}@127.0.0.1:{port}/pooled"
-    await _until_open(address)
-    yield address
-    process.terminate()
-    process.wait(10)
-
-
-def _open_to_all(folder: Path) -> None:
-    """pytest's own folders are closed to others; the pooler refuses to run as root."""
-    for parent in folder.parents:
-        if parent.name.startswith("pytest-"):
-            parent.chmod(0o755)
-
-
-async def _until_open(address: str) -> None:
-    for _ in range(200):
-        try:
-            connection = await asyncpg.connect(address, statement_cache_size=0)
-            await connection.close()
-            return
-        except (OSError, asyncpg.PostgresError):
-            await asyncio.sleep(0.05)
-    raise AssertionError("the pooler did not open")
+    pooler = await PgBouncer(fresh_database, tmp_path).start()
+    yield pooler.through(fresh_database)
+    pooler.stop()
 
 
 async def test_two_instances_behind_a_transaction_pooler_behave_as_one(pooled, objects, issuer):

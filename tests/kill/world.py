@@ -85,11 +85,11 @@ class ServiceProcess:
         if number in {signal.SIGKILL, signal.SIGTERM}:
             self._process.wait(20)
 
-    async def stop(self) -> int:
+    async def stop(self, patience: float = 20) -> int:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
         self._process.terminate()
-        return await asyncio.to_thread(self._process.wait, 20)
+        return await asyncio.to_thread(self._process.wait, patience)
 
     @property
     def has_ended(self) -> bool:

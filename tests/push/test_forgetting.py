@@ -49,7 +49,9 @@ async def test_rows_go_when_their_time_is_over_and_not_before(services, sql):
 
 
 def test_the_leader_forgets():
-    assert "forget_messages" in {loop.name for loop in loops_of("scheduler") if loop.leader_only}
+    assert "forget_messages" in {
+        loop.name for loop in loops_of("scheduler", None) if loop.leader_only
+    }
 
 
 async def test_message_that_is_done_leaves_no_trace_of_its_failures(

@@ -136,3 +136,10 @@ async def test_document_of_a_handler_that_fails_stays_as_it_was(
 
     assert after_failure.status_code == 404
     assert after_success.json()["document"] == {"numbers": [2]}
+
+
+async def test_document_that_holds_a_secret_is_refused_and_says_where(operator):
+    answer = await put(operator, "key", {"token": {"of": "AKIA" + "IOSFODNN7EXAMPLB"}}, FIRST)
+
+    assert (answer.status_code, answer.json()["reason"]) == (422, "secret-in-request")
+    assert answer.json()["errors"][0]["pointer"] == "/document/token/of"

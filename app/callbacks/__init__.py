@@ -1,0 +1,1 @@
+"""Sending events to receivers: addresses that may be called, signatures, targets."""
