@@ -35,6 +35,7 @@ _APART = {
     "thorough": (
         "artifacts",
         "callbacks",
+        "canary",
         "demo",
         "embedded",
         "feed",

@@ -20,8 +20,12 @@ from app.domain.errors import (
     RequestInvalid,
     ServiceError,
 )
+from app.domain.masking import Masker
 
 M = TypeVar("M", bound=BaseModel)
+_MASKER = Masker()
+_PLAIN_NAME = 16
+"""Names up to this length are shown as they are; no token is as short."""
 
 DOCUMENTED: dict[str, type[BaseModel]] = {}
 """Body models by schema name, filled as routes are declared."""
@@ -108,5 +112,14 @@ def faults(error: ValidationError) -> list[dict[str, str]]:
 
 def pointer(location: tuple[int | str, ...]) -> str:
     """A JSON pointer to a place in the body."""
-    parts = (str(part).replace("~", "~0").replace("/", "~1") for part in location)
-    return "".join(f"/{part[:100]}" for part in parts)
+    return "".join(f"/{_shown(part)}" for part in location)
+
+
+def _shown(part: int | str) -> str:
+    """One step of a pointer; a name that its sender chose may be a secret."""
+    if isinstance(part, int) or part.isidentifier():
+        name = str(part)
+        if len(name) <= _PLAIN_NAME:
+            return name
+    masked, _ = _MASKER.mask_text(str(part))
+    return masked[:100].replace("~", "~0").replace("/", "~1")
