@@ -141,8 +141,8 @@ async def test_no_acknowledged_byte_is_lost_and_nothing_unmasked_is_left(world, 
 
 async def test_merge_that_dies_after_its_upload_is_done_again(world):
     """The new object is stored and no row knows of it; the old ones are still there."""
-    await world.serve(OBJECTS__PREFIX=world.prefix, SERVER__PORT=0, LEASES__LOG_GRACE_SECONDS=0)
-    await world.serve(OBJECTS__PREFIX=world.prefix, LEASES__LOG_GRACE_SECONDS=0)
+    for _ in range(2):
+        await world.serve(OBJECTS__PREFIX=world.prefix, LEASES__LOG_GRACE_SECONDS=3600)
     runner, path, proof = await begin(world)
     await append(runner, path, proof)
     body = {"outcome": "succeeded"}
