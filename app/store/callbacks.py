@@ -369,17 +369,10 @@ async def levels(conn: Connection) -> tuple[dict[str, int], int]:
     return {row["state"]: row["subscriptions"] for row in rows}, parked
 
 
+# The rule stands in the schema, so that the removal of partitions asks for it in its own statement.
 _OLDEST_NEEDED = """
 -- callbacks.oldest_needed
-SELECT min(bound) FROM (
-    SELECT least(c.created_from, c.replay_created_from) AS bound FROM callback_cursors c
-    WHERE c.paused_at IS NULL OR c.paused_at > clock_now() - interval '30 days'
-    UNION ALL
-    SELECT p.created_from FROM callback_parked p
-    JOIN callback_cursors c ON c.subscription_id = p.subscription_id
-    WHERE p.parked_at > clock_now() - interval '30 days'
-        AND (c.paused_at IS NULL OR c.paused_at > clock_now() - interval '30 days')
-) s
+SELECT events_needed_since()
 """
 
 

@@ -79,10 +79,19 @@ LANGUAGE sql VOLATILE AS '
     SELECT CASE WHEN last_epoch = current_feed_epoch()
                 THEN greatest(pg_current_xact_id(), last_xid)
                 ELSE pg_current_xact_id() END'""",
-    # The oldest moment from which on a reader of the feed still needs every event; NULL: none does.
+    # The oldest moment from which on a subscription still needs every event; NULL: none does. What
+    # is paused or parked for over 30 days holds nothing back.
     """\
 CREATE FUNCTION events_needed_since() RETURNS timestamptz
-LANGUAGE sql STABLE AS 'SELECT NULL::timestamptz'""",
+LANGUAGE sql STABLE AS '
+    SELECT min(bound) FROM (
+        SELECT least(c.created_from, c.replay_created_from) AS bound FROM callback_cursors c
+        WHERE c.paused_at IS NULL OR c.paused_at > clock_now() - interval ''30 days''
+        UNION ALL
+        SELECT p.created_from FROM callback_parked p
+        JOIN callback_cursors c ON c.subscription_id = p.subscription_id
+        WHERE p.parked_at > clock_now() - interval ''30 days''
+            AND (c.paused_at IS NULL OR c.paused_at > clock_now() - interval ''30 days'')) s'""",
     f"""\
 CREATE FUNCTION refuse_move() RETURNS trigger
 LANGUAGE plpgsql AS '
