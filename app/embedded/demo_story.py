@@ -21,7 +21,7 @@ CREATE_SECONDS = 20.0
 TAKE_SECONDS = 60.0
 LOST_SECONDS = 120.0
 SAME = "the same in script, API and bucket"
-SAME_MASKED = "the same in API and bucket, its secret as ***"
+SAME_MASKED = "in API and bucket alike, with ***"
 OPEN = ("queued", "leased", "running")
 
 

@@ -95,15 +95,17 @@ async def _merge(services: Services, stream: Stream, group: list[Chunk]) -> int:
         _LOG.error("merge_logs.object_differs", attempt_id=str(stream.attempt_id))
         return 0
     sha256 = hashlib.sha256(body)
+    # Of this try alone: what an earlier one left behind may be taken for an orphan at any moment.
+    artifact_id = new_id()
     key = (
         f"logs/{stream.attempt_id}/{stream.lease_number}/{stream.stream}/"
-        f"{group[0].stream_offset:020d}-{sha256.hexdigest()}"
+        f"{group[0].stream_offset:020d}-{sha256.hexdigest()}-{artifact_id.hex}"
     )
     await services.objects.put(key, body, base64.b64encode(sha256.digest()).decode())
     if failpoints.ARMED:
         await failpoints.hit("merge.after_put")
     full_key, digest = services.objects.full_key(key), f"sha256:{sha256.hexdigest()}"
-    merged = Merged(new_id(), group, full_key, digest, len(body))
+    merged = Merged(artifact_id, group, full_key, digest, len(body))
     moved = await services.database.run(lambda conn: _swap(conn, merged))
     return len(body) if moved else 0
 

@@ -5,10 +5,10 @@ Names in the environment are `EXECUTION_PLANE_<GROUP>__<FIELD>`; any of them may
 Nothing here has a default that is a secret.
 """
 
+from app.settings.callbacks import CallbackSettings
 from app.settings.groups import (
     MIN_SECRET_LENGTH,
     PREFIX,
-    CallbackSettings,
     DatabaseSettings,
     FailpointSettings,
     GrantSettings,
@@ -20,15 +20,15 @@ from app.settings.groups import (
     LimitSettings,
     ObjectSettings,
     PushSettings,
-    RetentionSettings,
     Role,
-    SchedulerSettings,
     ServerSettings,
     TelemetrySettings,
     TestingSettings,
     TrustedUrl,
 )
 from app.settings.loading import Settings, load, load_testing
+from app.settings.retention import RetentionSettings
+from app.settings.scheduler import SchedulerSettings
 
 __all__ = [
     "MIN_SECRET_LENGTH",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -14,8 +13,6 @@ from pydantic import (
     SecretStr,
     model_validator,
 )
-
-from app.domain.addresses import Rules
 
 PREFIX = "EXECUTION_PLANE_"
 
@@ -351,148 +348,6 @@ class LimitSettings(Group):
     list_statement_timeout_seconds: float = Field(
         2.0, gt=0, description="Longest statement of a list; then 422."
     )
-
-
-class SchedulerSettings(Group):
-    """The election of the leader, its sweeps, and what schedules may do."""
-
-    MARGIN: ClassVar[float] = 0.2
-    """Part of the expiry that a leader does not use, for clocks that differ in rate."""
-
-    leader_ttl_seconds: float = Field(
-        10.0, ge=1, le=300, description="A leader that is not heard of so long is replaced."
-    )
-    label: str = Field(
-        "", max_length=100, description="Shown with the leader: a region or a zone, for people."
-    )
-    handlers: tuple[str, ...] = Field(
-        ("attempt.create", "attempt.cancel"), description="Handlers that schedules may call."
-    )
-    late_after_seconds: float = Field(
-        60.0, ge=1, description="A due time older than this is a misfire."
-    )
-    history_days: int = Field(90, ge=1, description="How long fires of schedules are kept.")
-    topic: str | None = Field(
-        None,
-        pattern=r"^projects/[^/]+/topics/[^/]+$",
-        description="Pub/Sub topic for what schedules send; unset: handled by this service.",
-    )
-    pubsub_url: TrustedUrl = Field(
-        "https://pubsub.googleapis.com", description="Where Pub/Sub's REST API is."
-    )
-    pubsub_credentials: Literal["google", "none"] = Field(
-        "google", description="google: the service's own identity; none: a local Pub/Sub."
-    )
-    publish_timeout_seconds: float = Field(10.0, gt=0, description="Longest single publication.")
-
-    @property
-    def renew_seconds(self) -> float:
-        """How often a leader renews."""
-        return self.leader_ttl_seconds * 0.25
-
-    @property
-    def poll_seconds(self) -> float:
-        """How often the others look whether there is a leader."""
-        return min(0.5, self.leader_ttl_seconds / 10)
-
-
-class RetentionSettings(Group):
-    """How long things are kept. What is changed here counts for what is made from then on."""
-
-    short_days: int = Field(7, ge=1, description="Artifacts of class short.")
-    normal_days: int = Field(90, ge=1, description="Artifacts of class normal.")
-    long_days: int = Field(400, ge=1, description="Artifacts of class long.")
-    log_class: Literal["short", "normal", "long"] = Field(
-        "normal", description="Class of the objects that hold logs."
-    )
-    heartbeats_days: int = Field(30, ge=2, description="Heartbeats, removed by whole days.")
-    events_days: int | None = Field(
-        None, ge=60, description="Timelines, removed by whole months; unset: they stay."
-    )
-    runner_days: int = Field(30, ge=1, description="Rows of runners that nobody heard of since.")
-    session_days: int = Field(30, ge=1, description="Sessions of runners after their end.")
-    orphan_hours: int = Field(
-        24, ge=24, description="Age from which an object that nothing points at may be removed."
-    )
-
-    @property
-    def class_days(self) -> dict[str, int]:
-        """Days by class; what is not in it stays for good."""
-        return {"short": self.short_days, "normal": self.normal_days, "long": self.long_days}
-
-    @model_validator(mode="after")
-    def _classes_in_order(self) -> Self:
-        if not self.short_days <= self.normal_days <= self.long_days:
-            raise ValueError("short_days, normal_days and long_days must not descend in this order")
-        return self
-
-
-def _networks(texts: tuple[str, ...]) -> tuple[str, ...]:
-    for text in texts:
-        ip_network(text)
-    return texts
-
-
-class CallbackSettings(Group):
-    """Callbacks: where they may go, and how patiently they are sent."""
-
-    allowed_hosts: tuple[str, ...] = Field(
-        (),
-        description="Receivers (`.suffix`: all below it) that may have private addresses, any port "
-        "and plain http://; metadata and link-local addresses stay refused.",
-    )
-    allowed_networks: Annotated[tuple[str, ...], AfterValidator(_networks)] = Field(
-        (), description="CIDRs that receivers may be in beside public addresses, as JSON."
-    )
-    allowed_ports: tuple[int, ...] = Field(
-        (443, 8443), description="Ports of receivers that are not allowed by name or network."
-    )
-    ca_file: Path | None = Field(
-        None, description="CA bundle that receivers are trusted by, beside the public ones."
-    )
-    secrets: dict[str, SecretStr] = Field(
-        default_factory=dict,
-        description="Header values by name, for `settings://name`; whoever may change "
-        "subscriptions may send each of them anywhere.",
-    )
-    secrets_folder: Path | None = Field(
-        None, description="Folder of mounted files, one header value each, for `file://name`."
-    )
-    max_subscriptions: int = Field(100, ge=1, le=10_000, description="Then 422.")
-    max_concurrency: int = Field(
-        8, ge=1, le=256, description="Requests at once to one receiver, by one instance."
-    )
-    tries_before_parking: int = Field(
-        3, ge=1, le=20, description="Refusals of one event, while others are accepted."
-    )
-    try_again_seconds: float = Field(
-        0.3, gt=0, le=60, description="Pause before the second of these tries; then doubled."
-    )
-    max_parked: int = Field(
-        1000, ge=1, le=100_000, description="Attempts parked at a subscription; then it pauses."
-    )
-    max_backoff_seconds: float = Field(
-        7200.0, ge=1, le=86_400, description="Longest pause between tries of what was refused."
-    )
-    lease_seconds: float = Field(
-        15.0, ge=3, le=600, description="How soon another instance takes over a subscription."
-    )
-    delivery_log_days: int = Field(7, ge=1, le=400, description="Life of the log of deliveries.")
-    pubsub_endpoint: TrustedUrl = Field(
-        "https://pubsub.googleapis.com", description="Pub/Sub's REST API."
-    )
-    pubsub_identity: Literal["google", "none"] = Field(
-        "google", description="none: the embedded Pub/Sub, which asks nobody who they are."
-    )
-
-    @property
-    def rules(self) -> Rules:
-        """Where callbacks may go."""
-        return Rules(
-            tuple(ip_network(text) for text in self.allowed_networks),
-            tuple(name.rstrip(".").lower() for name in self.allowed_hosts),
-            frozenset(self.allowed_ports),
-        )
 
 
 class TelemetrySettings(Group):

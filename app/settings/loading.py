@@ -18,9 +18,9 @@ from pydantic_settings import (
 )
 
 from app.domain.errors import SettingsInvalid
+from app.settings.callbacks import CallbackSettings
 from app.settings.groups import (
     PREFIX,
-    CallbackSettings,
     DatabaseSettings,
     Group,
     IdentitySettings,
@@ -29,12 +29,12 @@ from app.settings.groups import (
     LimitSettings,
     ObjectSettings,
     PushSettings,
-    RetentionSettings,
-    SchedulerSettings,
     ServerSettings,
     TelemetrySettings,
     TestingSettings,
 )
+from app.settings.retention import RetentionSettings
+from app.settings.scheduler import SchedulerSettings
 
 
 class Settings(BaseSettings):

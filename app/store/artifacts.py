@@ -11,8 +11,8 @@ from app.store.database import Connection
 from app.store.leases import Key
 
 COLUMNS = """r.id, r.attempt_id, r.operation_id, r.name, r.content_type, r.digest, r.byte_size,
-    r.retention_class, r.state, r.storage, r.bucket, r.key, r.created_at, r.expires_at,
-    r.held_at"""
+    r.retention_class, r.state, r.storage, r.bucket, r.key, r.created_at,
+    nullif(r.expires_at, 'infinity') AS expires_at, r.held_at"""
 
 
 _FIND = f"""

@@ -369,7 +369,6 @@ async def levels(conn: Connection) -> tuple[dict[str, int], int]:
     return {row["state"]: row["subscriptions"] for row in rows}, parked
 
 
-# The rule stands in the schema, so that the removal of partitions asks for it in its own statement.
 _OLDEST_NEEDED = """
 -- callbacks.oldest_needed
 SELECT events_needed_since()

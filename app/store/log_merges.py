@@ -61,7 +61,8 @@ _LIST_CHUNKS = """
 -- log_merges.list_chunks
 SELECT r.id, r.arrival_number, r.stream_offset, r.byte_size, f.id AS artifact_id,
     f.key AS object_key, f.digest,
-    f.state <> 'ready' OR f.held_at IS NOT NULL OR f.byte_size <> r.byte_size
+    f.state <> 'ready' OR f.held_at IS NOT NULL OR f.retention_class = 'legal_hold'
+        OR f.byte_size <> r.byte_size
         OR EXISTS (SELECT FROM evidence_refs e WHERE e.artifact_ref_id = f.id)
         OR EXISTS (SELECT FROM runner_output_refs o WHERE o.artifact_ref_id = f.id) AS bound
 FROM raw_log_refs r JOIN artifact_refs f ON f.id = r.artifact_ref_id
@@ -90,7 +91,7 @@ class Merged:
 _LOCK = """
 -- log_merges.lock
 SELECT f.id FROM artifact_refs f WHERE f.id = ANY($1::uuid[]) AND f.state = 'ready'
-    AND f.held_at IS NULL ORDER BY f.id FOR UPDATE
+    AND f.held_at IS NULL AND f.retention_class <> 'legal_hold' ORDER BY f.id FOR UPDATE
 """
 
 # Whoever names an artifact locks its row against removal, so under the lock of all of them this
@@ -102,7 +103,8 @@ WITH kept AS (
     INSERT INTO artifact_refs (id, storage, bucket, key, content_type, digest, byte_size,
         retention_class, created_at, attempt_id, operation_id, state, expires_at)
     SELECT $1, f.storage, f.bucket, $2, f.content_type, $3, $4, f.retention_class, clock_fact(),
-        f.attempt_id, f.operation_id, 'ready', f.expires_at
+        f.attempt_id, f.operation_id, 'ready',
+        (SELECT max(o.expires_at) FROM artifact_refs o WHERE o.id = ANY($6::uuid[]))
     FROM artifact_refs f WHERE f.id = ($6::uuid[])[1]
         AND NOT EXISTS (SELECT FROM evidence_refs e WHERE e.artifact_ref_id = ANY($6::uuid[]))
         AND NOT EXISTS (SELECT FROM runner_output_refs o WHERE o.artifact_ref_id = ANY($6::uuid[]))

@@ -79,8 +79,9 @@ LANGUAGE sql VOLATILE AS '
     SELECT CASE WHEN last_epoch = current_feed_epoch()
                 THEN greatest(pg_current_xact_id(), last_xid)
                 ELSE pg_current_xact_id() END'""",
-    # The oldest moment from which on a subscription still needs every event; NULL: none does. What
-    # is paused or parked for over 30 days holds nothing back.
+    # No event created from this moment on may be removed; NULL: nobody needs any. What a
+    # subscription has not delivered, what waits parked and what is being replayed; a paused one
+    # counts for 30 days, and so does what is parked.
     """\
 CREATE FUNCTION events_needed_since() RETURNS timestamptz
 LANGUAGE sql STABLE AS '

@@ -29,7 +29,7 @@ def test_demo_starts_a_stack_shows_the_job_and_leaves_nothing_behind(tmp_path):
     assert "stderr | warning: *** expires soon" in shown.stdout
     assert "ghp_" not in shown.stdout
     assert shown.stdout.count("the same in script, API and bucket") == 1
-    assert shown.stdout.count("the same in API and bucket, its secret as ***") == 1
+    assert shown.stdout.count("in API and bucket alike, with ***") == 1
     assert re.search(r"ended +succeeded, exit code 0 +8\.\d s", shown.stdout)
     assert not (tmp_path / ".dev" / "stack.json").exists()
     long = [line for line in shown.stdout.splitlines() if len(line) > 80]

@@ -109,7 +109,7 @@ async def stored(world) -> tuple[bytes, list[asyncpg.Record]]:
 
 async def bucket(world) -> list[bytes]:
     """Every object under this test's prefix, with or without a row."""
-    s3 = world.store._s3
+    s3 = world.store.client
     listed = await s3.list_objects_v2(Bucket=world.store.settings.bucket, Prefix=world.prefix)
     keys = [entry["Key"] for entry in listed.get("Contents", [])]
     return [b"".join([piece async for piece in world.store.read(key)]) for key in keys]

@@ -198,10 +198,8 @@ async def test_reader_that_is_overtaken_by_a_merge_reads_on(world, clock, logs, 
     read = [await anext(pieces) for _ in range(10)]
 
     await logs.merge()
-    for row in await sql.fetch("SELECT key FROM artifact_refs WHERE state = 'removing'"):
-        await services.objects._s3.delete_object(
-            Bucket=services.settings.objects.bucket, Key=row["key"]
-        )
+    gone = await sql.fetch("SELECT key FROM artifact_refs WHERE state = 'removing'")
+    await services.objects.delete([row["key"] for row in gone])
     read += [piece async for piece in pieces]
 
     assert b"".join(read) == expected
