@@ -7,6 +7,7 @@ compressed or in base64. One secret is known by its form; a second one has none 
 
 import base64
 import gzip
+import json
 import re
 import sys
 import zlib

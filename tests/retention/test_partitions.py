@@ -160,20 +160,33 @@ async def test_timeline_of_an_open_attempt_stays_until_it_ends(make, status):
     assert set(before) & set(await world.names("attempt_events")) == set()
 
 
-async def test_nothing_goes_that_a_subscription_has_not_delivered(make):
+async def test_nothing_goes_that_a_subscription_has_not_delivered_unless_it_is_said(make):
     world = await make(direct=True, RETENTION__EVENTS_DAYS=60)
     await world.make_partitions()
     await world.add_days(130, 1)
+    path, body = "/v1/callback-subscriptions/all", {"url": "https://receiver.example/"}
+    assert (await world.control.call("PUT", path, json={**body, "start": "oldest"})).is_success
+
+    async def drop() -> str:
+        while await world.drop_partitions():
+            pass
+        return (await world.names("attempt_events"))[0]
+
+    first = await drop()
     needed = world.clock.now - timedelta(days=100)
+    await world.sql.execute("UPDATE callback_cursors SET created_from = $1", needed)
+    while_it_lives = await drop()
     await world.sql.execute(
-        "CREATE OR REPLACE FUNCTION events_needed_since() RETURNS timestamptz LANGUAGE sql STABLE "
-        f"AS 'SELECT timestamptz ''{needed.isoformat()}'''"
+        "UPDATE callback_cursors SET pause_reason = 'gone', "
+        "paused_at = clock_now() - interval '31 days'"
     )
+    after_it_was_paused_for_long = await drop()
+    resumed = (await world.control.call("POST", f"{path}:resume")).json()
 
-    while await world.drop_partitions():
-        pass
-
-    assert (await world.names("attempt_events"))[0] == f"attempt_events_{needed:%Y%m}"
+    assert first == f"attempt_events_{world.clock.now - timedelta(days=130):%Y%m}"
+    assert while_it_lives == f"attempt_events_{needed:%Y%m}"
+    assert after_it_was_paused_for_long > while_it_lives
+    assert (resumed["state"], resumed["gap_until"] is not None) == ("active", True)
 
 
 async def test_table_that_somebody_detached_by_hand_is_not_touched(make):
