@@ -39,6 +39,7 @@ from app.domain.errors import RequestInvalid, ServiceError
 from app.handlers import all_handlers
 from app.handlers.registry import Registry
 from app.services import Services
+from app.spans import discreet_provider
 from app.store import revision
 
 _REASONS = {404: "not-found", 405: "method-not-allowed"}
@@ -66,7 +67,12 @@ def create_app(services: Services, registry: Registry | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        telemetry={"operation_spans": False, "metrics": False, "logs": False},
+        telemetry={
+            "operation_spans": False,
+            "metrics": False,
+            "logs": False,
+            "tracer_provider": discreet_provider(),
+        },
     )
     app.state.services = services
     app.state.registry = registry or all_handlers.build()

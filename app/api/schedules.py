@@ -97,7 +97,7 @@ async def put_schedule(request: Request, name: Name) -> Response:
     services = services_of(request)
     fields = await read_object(request, services.settings.server.max_body_bytes)
     given = validate(PutSchedule, fields)
-    _try(services, given, request.app.state.registry)
+    _try(services, name, given, request.app.state.registry)
     by = request.state.identity.account
     stored, created = await schedules.put_schedule(services, name, given, by)
     _LOG.info("schedule.put", name=name, by=by, version=stored.version)
@@ -197,7 +197,7 @@ def _fire(fire: Fire) -> shown.Fire:
 # --- trying what would be sent -------------------------------------------------------------------
 
 
-def _try(services: Services, given: PutSchedule, registry: Registry) -> None:
+def _try(services: Services, name: str, given: PutSchedule, registry: Registry) -> None:
     """Refuse what its handler would refuse when its time comes. Raises RequestInvalid."""
     allowed = services.settings.scheduler.handlers
     handler = registry.find(given.to) if given.to in allowed else None
@@ -214,7 +214,7 @@ def _try(services: Services, given: PutSchedule, registry: Registry) -> None:
     except RequestInvalid as error:
         moved = [{**fault, "pointer": f"/data{fault['pointer']}"} for fault in error.errors]
         raise type(error)(moved) from None
-    refuse_secrets(services, data=given.data)
+    refuse_secrets(services, name=name, data=given.data)
     _refuse_one_key(given)
 
 

@@ -35,7 +35,7 @@ async def leaders_under_torment(
     names = await fleet.schedule(schedules)
 
     done = await fleet.torment(seconds)
-    await fleet.settle(names, seconds=120)
+    await fleet.settle(names, seconds=300)
 
     ticks = await fleet.check_ticks()
     gaps = await fleet.check_terms()

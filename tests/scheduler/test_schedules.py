@@ -223,22 +223,65 @@ async def test_schedule_that_is_removed_and_made_again_does_not_fire_a_due_time_
     assert (await world.get("hourly"))["next_due_at"] == hour(2)
 
 
-async def test_change_that_comes_between_the_look_and_the_write_wins(world, monkeypatch):
-    await world.put("hourly")
-    await world.at(START + HOUR)
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """Lets something happen between a pass's look and its write."""
     look = FireSchedules.run_once.__globals__["schedules"].list_due
 
-    async def and_then_changed(conn, limit):
-        found = await look(conn, limit)
-        await world.put("hourly", cron="0 12 * * *")
-        return found
+    def happen(what) -> None:
+        async def and_then(conn, limit):
+            found = await look(conn, limit)
+            monkeypatch.undo()
+            await what()
+            return found
 
-    monkeypatch.setattr("app.loops.fire_schedules.schedules.list_due", and_then_changed)
+        monkeypatch.setattr("app.loops.fire_schedules.schedules.list_due", and_then)
+
+    return happen
+
+
+async def test_new_timing_that_comes_between_the_look_and_the_write_wins(world, meanwhile):
+    await world.put("hourly")
+    await world.at(START + HOUR)
+    meanwhile(lambda: world.put("hourly", cron="0 12 * * *"))
+
     fired = await world.fire()
 
     assert fired.done == 0
     assert await world.fires("hourly") == []
     assert (await world.get("hourly"))["next_due_at"] == hour(12)
+
+
+async def test_new_message_that_comes_between_the_look_and_the_write_is_the_one_that_is_sent(
+    world, meanwhile
+):
+    await world.put("hourly", data=attempt_data(job_spec_ref={"is": "old"}))
+    await world.at(START + HOUR)
+    new = attempt_data(job_spec_ref={"is": "new"})
+    meanwhile(lambda: world.put("hourly", data=new))
+
+    done = [(await world.fire()).done, (await world.fire()).done]
+    await world.send()
+
+    [attempt] = await world.attempts()
+    assert done == [0, 1]
+    assert "new" in attempt["job_spec_ref"]
+
+
+async def test_plan_that_others_have_overtaken_does_not_set_the_schedule_back(world, meanwhile):
+    await world.put("hourly")
+    await world.at(START + HOUR)
+
+    async def others_go_on() -> None:
+        await world.fire()
+        await world.at(START + 2 * HOUR)
+        await world.fire()
+
+    meanwhile(others_go_on)
+    await world.fire()
+
+    assert (await world.get("hourly"))["next_due_at"] == hour(3)
+    assert [one["due_at"] for one in await world.fires("hourly")] == [hour(1), hour(2)]
 
 
 @pytest.mark.parametrize(
