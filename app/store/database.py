@@ -180,8 +180,10 @@ class Database:
         try:
             if connection.is_closed():
                 return
+            rollback = asyncio.ensure_future(connection.execute("ROLLBACK"))
+            rollback.add_done_callback(_retrieved)
             async with asyncio.timeout(2):
-                await asyncio.shield(asyncio.ensure_future(connection.execute("ROLLBACK")))
+                await asyncio.shield(rollback)
         except BaseException:  # noqa: BLE001 - whatever went wrong, this connection is not reused
             _terminate(connection)
 
@@ -287,6 +289,12 @@ async def _give_back(pool: asyncpg.Pool[asyncpg.Record], connection: Connection)
         await pool.release(connection, timeout=5)  # type: ignore[arg-type]
     except (asyncpg.PostgresError, *_LOST):
         _terminate(connection)
+
+
+def _retrieved(task: asyncio.Future[str]) -> None:
+    """Somebody has looked at how it ended, even if nobody waits for it any more."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _terminate(connection: Connection) -> None:
