@@ -160,7 +160,7 @@ class Sending:
         began = monotonic()
         sent = await self._target.send(events)
         if failpoints.ARMED:
-            await failpoints.hit("callback.after_send")
+            await failpoints.hit("callback.after_post")
         self.round.sent.append((began, sent))
         if sent.answer.accepted:
             self.round.accepted.update(event.id for event in events)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from app import failpoints
 from app.domain.errors import ServiceError
 from app.domain.feed import Cursor
 from app.services import Services
@@ -44,9 +45,12 @@ async def place_of(services: Services, after: str | None) -> Cursor:
 
 async def read_page(services: Services, query: Query) -> Page:
     """What can be read now. Raises FeedEpochChanged or FeedCursorExpired."""
-    return await services.database.run(
+    page = await services.database.run(
         lambda conn: feed.read(conn, query.after, query.limit, types=query.types)
     )
+    if failpoints.ARMED:
+        await failpoints.hit("feed.after_page")
+    return page
 
 
 async def wait_page(services: Services, query: Query, wait_seconds: float, gone: Gone) -> Page:

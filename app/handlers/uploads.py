@@ -74,7 +74,7 @@ async def issue_ticket(services: Services, command: UploadArtifact) -> Issued:
         known_key = await _find_known(services, command, place)
         ticket = await _issue(services, command, kinds, known_key)
         if failpoints.ARMED:
-            await failpoints.hit("artifact.after_ticket")
+            await failpoints.hit("artifact.ticket")
         if ticket is not None:
             return Issued(await _with_upload(services, ticket), replayed=False)
         known = await _find_by_request(services, place, command)

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import structlog
 
+from app import failpoints
 from app.domain.errors import ServiceError
 from app.domain.ids import new_id
 from app.loops.callback_repair import Repair
@@ -135,6 +136,8 @@ class DeliverCallbacks:
         taken = await services.database.run(
             lambda conn: callback_leases.take(conn, self.holder, ttl, _TAKEN_AT_ONCE)
         )
+        if failpoints.ARMED and taken:
+            await failpoints.hit("callback.after_claim")
         for fence in taken:
             self.served[fence.subscription_id] = Served(services, fence, database)
         await self._wake_due(services)

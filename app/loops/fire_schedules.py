@@ -48,7 +48,7 @@ class FireSchedules:
         if now is None:
             return Result(0)
         if failpoints.ARMED:
-            await failpoints.hit("schedule.after_select")
+            await failpoints.hit("schedule.after_due")
         late_after = timedelta(seconds=services.settings.scheduler.late_after_seconds)
         # In a thread: computing the times of a batch must not hold up requests.
         work = await asyncio.to_thread(_prepare, due, now, late_after)

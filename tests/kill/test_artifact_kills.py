@@ -47,7 +47,7 @@ async def begin(caller: Caller) -> tuple[str, dict[str, str]]:
 @pytest.mark.parametrize(
     "moment",
     [
-        "artifact.after_ticket",
+        "artifact.ticket",
         "artifact.after_put",
         "artifact.after_verify",
         "output.after_head",

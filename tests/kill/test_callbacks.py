@@ -98,7 +98,13 @@ async def test_all_events_arrive_in_order_though_the_service_is_killed_while_the
 
 
 @pytest.mark.parametrize(
-    "moment", ["callback.after_send", "callback.before_cursor", "callback.after_cursor"]
+    "moment",
+    [
+        "callback.after_claim",
+        "callback.after_post",
+        "callback.before_cursor",
+        "callback.after_cursor",
+    ],
 )
 @pytest.mark.parametrize("max_batch", [1, 20])
 async def test_whoever_dies_at_the_worst_moment_repeats_and_never_skips(
@@ -107,7 +113,7 @@ async def test_whoever_dies_at_the_worst_moment_repeats_and_never_skips(
     """Two instances; one dies at this moment each time it gets there, the other takes over."""
     made, url = receiver
     await made.start()
-    fault = {"action": "kill", "probability": 0.2}
+    fault = {"action": "kill", "probability": 1 if moment == "callback.after_claim" else 0.2}
     mortal = await world.serve(
         **CALLBACKS,
         TESTING__ALLOW_FAILPOINTS="true",

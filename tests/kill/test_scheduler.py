@@ -133,7 +133,7 @@ async def test_leader_that_was_stopped_for_a_minute(make_fleet):
     ("moment", "topic"),
     [
         ("leader.after_elect", False),
-        ("schedule.after_select", False),
+        ("schedule.after_due", False),
         ("schedule.after_fire", False),
         ("outbox.after_publish", False),
         ("outbox.after_publish", True),
