@@ -195,12 +195,13 @@ async def complete(
         await failpoints.hit("complete.before_event")
     done = await leases.complete(conn, rows)
     missed = await _diagnose(conn, [row.key for row in rows], done)
-    unstarted = [row for row in rows if _waits_for_start(row, missed.get(row.key.lease_id))]
-    if unstarted:
-        await leases.start(
-            conn, [row.key for row in unstarted], terms.lease_time, terms.cancel_grace
-        )
-        done |= await leases.complete(conn, unstarted)
+    held = [row for row in rows if _is_held(row, missed.get(row.key.lease_id))]
+    if held:
+        # Not started yet, or only just: a start may have been committed between two statements.
+        waiting = [row.key for row in held if _is_leased(missed[row.key.lease_id])]
+        if waiting:
+            await leases.start(conn, waiting, terms.lease_time, terms.cancel_grace)
+        done |= await leases.complete(conn, held)
         missed = await _diagnose(conn, [row.key for row in rows], done)
     outcomes: list[Completed | ServiceError] = []
     for row, request in zip(rows, requests, strict=True):
@@ -235,13 +236,16 @@ def _is_late(row: Completion, found: Diagnosis | None) -> bool:
     )
 
 
-def _waits_for_start(row: Completion, found: Diagnosis | None) -> bool:
+def _is_held(row: Completion, found: Diagnosis | None) -> bool:
     return (
         found is not None
         and found.token_hash == row.key.token_hash
         and found.status is LeaseStatus.ACTIVE
-        and found.attempt.status is Status.LEASED
     )
+
+
+def _is_leased(found: Diagnosis) -> bool:
+    return found.attempt.status is Status.LEASED
 
 
 def _completion(keys: KeyRing, request: CompleteRequest) -> Completion:

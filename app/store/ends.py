@@ -169,10 +169,9 @@ WITH seen AS (
             ELSE d.at + least(interval '10 s' * power(2, least(d.unstarted, 10) - 1),
                 interval '300 s') END,
         limit_at = CASE WHEN d.ends_as IS NOT NULL THEN NULL
-            WHEN a.status = 'leased' THEN coalesce($3 + (
+            WHEN a.status = 'leased' THEN $3 + (
                 SELECT min(p.created_at) FROM runner_leases p WHERE p.attempt_id = a.id
-                    AND p.status <> 'released' AND (d.word <> 'released' OR p.id <> d.lease_id)),
-                a.created_at + make_interval(secs => a.queue_timeout_seconds))
+                    AND p.status <> 'released' AND (d.word <> 'released' OR p.id <> d.lease_id))
             ELSE least(a.started_at + make_interval(secs => a.timeout_seconds), d.at + $3) END,
         last_event_number = a.last_event_number + (d.lease_id IS NOT NULL)::int
             + (d.ends_as IS NOT NULL)::int,

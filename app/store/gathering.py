@@ -95,10 +95,11 @@ class Gatherer(Generic[C, O]):
         self._begin()
         return await future
 
-    async def drain(self) -> None:
-        """Return when nothing waits and nothing is under way."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+    async def drain(self, seconds: float = 10.0) -> None:
+        """Return when nothing waits and nothing is under way; at the latest after that time."""
+        deadline = time.monotonic() + seconds
+        while self._tasks and (left := deadline - time.monotonic()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)
 
     def _begin(self) -> None:
         while len(self._tasks) < PARALLEL and (batch := self._take()):

@@ -29,7 +29,7 @@ async def test_first_start_marks_the_bucket_and_later_ones_find_the_mark(here):
 
     assert (first.done, again.done) == (1, 1)
     await check_marker(services.database, services.objects)
-    assert "mark_bucket" in {loop.name for loop in loops_of("scheduler")}
+    assert "mark_bucket" in {loop.name for loop in loops_of("scheduler", None)}
 
 
 async def test_bucket_without_a_mark_is_not_ours(here):

@@ -8,6 +8,9 @@ from uuid import UUID
 import httpx
 import pytest
 
+from app.commands import leases
+from app.domain.commands import StartLease
+from app.domain.errors import Cancelled
 from app.store import claims, ends
 from tests.driver import Held
 from tests.lifecycle.world import AGAIN, ONCE, World, new_key, refusal
@@ -119,21 +122,26 @@ async def test_sweep_that_looked_at_a_queue_limit_before_a_claim_leaves_the_leas
 async def test_start_sent_twice_at_once_around_a_cancel_does_not_end_the_work_that_began(
     world, monkeypatch
 ):
-    """The second one looked before the first was committed and had its turn after a cancel."""
+    """The second one came to another instance, looked before the first was committed and had its
+    turn after a cancel."""
     held = await world.leased()
     gate = Gate(world.services, monkeypatch)
     first = asyncio.create_task(held.start())
     await gate.reached.wait()
     cancel = asyncio.create_task(world.cancel(held.attempt_id))
     await until_blocked(world.sql)
-    second = asyncio.create_task(held.start())
+    terms = world.services.terms
+    repeat = StartLease(lease_id=held.id, lease_token=held.token)
+    second = asyncio.create_task(
+        world.services.database.run(lambda conn: leases.start(conn, terms, [repeat]))
+    )
     await blocked(world, 2)
 
     gate.opened.set()
-    began, asked, again = await asyncio.gather(first, cancel, second)
+    began, asked, [again] = await asyncio.gather(first, cancel, second)
 
     assert (began.status_code, asked.status_code) == (200, 200)
-    assert refusal(again) == (409, "cancelled", "stop")
+    assert isinstance(again, Cancelled)
     assert await world.control.status(held.attempt_id) == "running"
     assert (await held.complete("cancelled")).status_code == 200
 

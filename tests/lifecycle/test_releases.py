@@ -227,20 +227,6 @@ async def test_release_after_the_completion_is_refused(world):
     assert refusal(await release(held)) == (409, "attempt-ended", "stop")
 
 
-async def test_queue_limit_applies_again_to_what_was_only_ever_given_back(world, clock):
-    held = await world.leased(queue_timeout_seconds=100)
-    await held.post("release")
-
-    await clock.forward(99)
-    await world.sweep()
-    before = await world.control.status(held.attempt_id)
-    await clock.forward(1)
-    await world.sweep()
-
-    assert before == "leased"
-    assert await world.end(held.attempt_id) == ("lost", "runner_unavailable", True)
-
-
 async def test_release_with_another_token_is_refused(world):
     held = await world.leased()
 

@@ -65,7 +65,7 @@ async def test_object_with_a_row_stays_whatever_its_state(world):
 async def test_marker_and_foreign_prefixes_are_never_looked_at(world):
     objects = world.services.objects
     foreign = f"another-{uuid4().hex}/object"
-    await objects._s3.put_object(Bucket=objects.settings.bucket, Key=foreign, Body=b"x")
+    await objects.client.put_object(Bucket=objects.settings.bucket, Key=foreign, Body=b"x")
     await world.clock.forward(30 * DAY)
 
     assert await remove(world) == 0
