@@ -75,6 +75,9 @@ class Recorder:
         self._sql = sql
         self.asked: list[tuple[str, tuple[object, ...]]] = []
 
+    async def execute(self, statement: str) -> str:
+        return await self._sql.execute(statement)
+
     async def fetch(self, statement: str, *values: object):
         self.asked.append((statement, values))
         return await self._sql.fetch(statement, *values)
@@ -102,6 +105,22 @@ async def test_each_statement_of_the_feed_reads_few_months_and_few_pages(long_fe
                 assert pages_of(plan) < 150 + 4 * limit, place
                 sorts = [one for one in nodes(plan) if one["Node Type"] == "Sort"]
                 assert sum(one["Actual Rows"] for one in sorts) < 2000
+
+
+async def test_empty_months_to_come_make_nothing_be_sorted(long_feed):
+    """A part that is scanned has no order, and then all behind the cursor is sorted for a page."""
+    now = datetime.now(UTC)
+    recent = [one for one in await places(long_feed) if now - one.created_from < timedelta(days=40)]
+    assert recent
+
+    for place in recent:
+        recorder = Recorder(long_feed)
+        async with long_feed.transaction():
+            await feed.read(recorder, place, 10)
+            for statement, values in recorder.asked:
+                if "feed.read" in statement:
+                    plan = await explain(long_feed, statement, *values)
+                    assert "Sort" not in [one["Node Type"] for one in nodes(plan)], place
 
 
 async def test_a_thousand_events_are_one_statement_where_they_lie_close(long_feed):
