@@ -146,7 +146,8 @@ async def lives(
     async def one(runner: Runner, control: Wire) -> None:
         nonlocal done
         while time.perf_counter() < end:
-            done += await life(runner, control)
+            lived = await life(runner, control)
+            done += lived
 
     for runner, control in pairs[:2]:
         await life(runner, control)

@@ -43,7 +43,10 @@ class Wire:
         parts = urlsplit(self.url)
         assert parts.hostname in {"127.0.0.1", "::1", "localhost"}, "only to this machine"
         self._reader, self._writer = await asyncio.open_connection(parts.hostname, parts.port)
-        self._head = f"HTTP/1.1\r\nHost: {parts.netloc}\r\nAuthorization: Bearer {self.token}\r\nContent-Type: application/json\r\n"
+        self._head = (
+            f"HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {self.token}\r\n"
+        )
         return self
 
     async def close(self) -> None:
