@@ -48,7 +48,7 @@ test-thorough: install-dev
 	@exec $(PY) -m pytest -n 2 -m 'thorough and not slow' $(or $(T),tests)
 
 test-kill: install-dev
-	@exec $(PY) -m pytest -n 2 -m 'kill and not slow' $(or $(T),tests)
+	@exec $(PY) -m pytest -m 'kill and not slow' $(or $(T),tests)
 
 # The tests of storage against any S3 endpoint; docs/storage.md has examples.
 test-storage: install-dev
