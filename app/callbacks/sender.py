@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -72,7 +73,7 @@ class Sender:
         return self._tokens
 
 
-class Target:
+class Target(ABC):
     """Where the events of one subscription go."""
 
     def __init__(self, sender: Sender, subscription: Subscription, rules: Rules) -> None:
@@ -95,9 +96,9 @@ class Target:
         """How many events it takes at once; the same attempt's stay in order."""
         return self._subscription.max_batch
 
+    @abstractmethod
     async def send(self, events: Sequence[FeedEvent]) -> Sent:
         """Send them in one request. It never raises: what went wrong is in the answer."""
-        raise NotImplementedError
 
 
 class HttpsTarget(Target):
