@@ -202,16 +202,19 @@ class Fleet:
     async def settle(self, names: list[str], seconds: float = 60) -> None:
         """Let everything that came due be sent and carried out; then nothing comes due any more."""
         caller = self.caller("control-plane")
-        caught_up = "SELECT min(next_fire_at) > now() - interval '3 s' FROM schedules"
-        async with asyncio.timeout(seconds):
-            while not await self.sql.fetchval(caught_up):
-                await asyncio.sleep(0.1)
-            for name in names:
-                await caller.call("POST", f"/v1/schedules/{name}:pause")
-            while await self.sql.fetchval("SELECT count(*) FROM outbox"):
-                await asyncio.sleep(0.1)
-            while self.pubsub is not None and self.pubsub.ledger.unsettled():
-                await asyncio.sleep(0.1)
+        behind = "SELECT count(*) FROM schedules WHERE next_fire_at <= now() - interval '3 s'"
+        await self._until_none(behind, seconds)
+        for name in names:
+            await caller.call("POST", f"/v1/schedules/{name}:pause")
+        await self._until_none("SELECT count(*) FROM outbox", seconds)
+        if self.pubsub is not None:
+            await self.pubsub.drained(seconds)
+
+    async def _until_none(self, counted: str, seconds: float) -> None:
+        end = asyncio.get_running_loop().time() + seconds
+        while left := await self.sql.fetchval(counted):
+            assert asyncio.get_running_loop().time() < end, f"{counted}: still {left}"
+            await asyncio.sleep(0.1)
 
     async def check_ticks(self) -> int:
         """Every second of every schedule has one fire, one message and one attempt; how many."""
