@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import orjson
@@ -19,6 +21,28 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SERVICE_NAME = "execution-plane"
 TRACER = trace.get_tracer(SERVICE_NAME)
+_TRACING = threading.Event()
+
+
+def is_tracing() -> bool:
+    """Whether anybody takes spans; where nobody does, none is begun."""
+    return _TRACING.is_set()
+
+
+def use_tracer_provider(provider: trace.TracerProvider) -> None:
+    """Give all spans of this process to this provider, once and for ever."""
+    trace.set_tracer_provider(provider)
+    _TRACING.set()
+
+
+def span(name: str) -> AbstractContextManager[object]:
+    """A span around what follows, without the words of an exception.
+
+    A driver's repeat the value that it could not store.
+    """
+    if not is_tracing():
+        return nullcontext()
+    return TRACER.start_as_current_span(name, record_exception=False, set_status_on_exception=False)
 
 
 # Never with local variables: they hold tokens and bodies.
@@ -331,5 +355,5 @@ def configure_tracing(environ: MutableMapping[str, str] | None = None) -> bool:
     resource = Resource.create({"service.name": environ.get("OTEL_SERVICE_NAME", SERVICE_NAME)})
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    trace.set_tracer_provider(provider)
+    use_tracer_provider(provider)
     return True

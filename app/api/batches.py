@@ -13,6 +13,7 @@ from starlette.responses import Response
 from app.api.answers import answer
 from app.api.bodies import documented, read_object, validate
 from app.api.examples import CREATE_ATTEMPT, HEARTBEAT
+from app.api.hot import HotRoute
 from app.api.identity import require, services_of
 from app.api.problems import answer_of, problem_body
 from app.api.runner import live_answer
@@ -33,9 +34,14 @@ C = TypeVar("C")
 O = TypeVar("O")  # noqa: E741 - an outcome
 
 control = APIRouter(
-    prefix="/v1", tags=["attempts"], dependencies=[Depends(require("control-plane"))]
+    prefix="/v1",
+    tags=["attempts"],
+    dependencies=[Depends(require("control-plane"))],
+    route_class=HotRoute,
 )
-runner = APIRouter(prefix="/v1", tags=["runners"], dependencies=[Depends(require("runner"))])
+runner = APIRouter(
+    prefix="/v1", tags=["runners"], dependencies=[Depends(require("runner"))], route_class=HotRoute
+)
 
 
 class AttemptBatch(Command):

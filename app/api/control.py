@@ -15,6 +15,7 @@ from app.api import paging
 from app.api.answers import answer
 from app.api.bodies import documented, read_object, validate
 from app.api.examples import CREATE_ATTEMPT
+from app.api.hot import HotRoute
 from app.api.identity import require, services_of
 from app.api.schemas.control import (
     AttemptPage,
@@ -39,6 +40,7 @@ router = APIRouter(
     prefix="/v1",
     tags=["attempts"],
     dependencies=[Depends(require("control-plane", "operator"))],
+    route_class=HotRoute,
 )
 
 _MAX_NUMBER = 2**31 - 1

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import Any
 
 import structlog
+from opentelemetry import trace
+from prometheus_client import Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import failpoints
+from app.api import spans
 from app.api.problems import plain_problem
 from app.domain.ids import new_id
-from app.telemetry import Metrics
+from app.telemetry import Metrics, is_tracing
 
 _LOG = structlog.get_logger("access")
 
@@ -22,7 +26,8 @@ class RequestContext:
     def __init__(self, app: ASGIApp, metrics: Metrics, *, access_log: bool) -> None:
         """`app`: what is surrounded."""
         self._app = app
-        self._metrics = metrics
+        self._in_flight = metrics.in_flight
+        self._metrics = lru_cache(maxsize=2000)(lambda *of: _children(metrics, *of))
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,6 +40,7 @@ class RequestContext:
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)
         began = time.perf_counter()
+        span = spans.begin(scope) if is_tracing() else None
         status = 0
 
         async def tell(message: Message) -> None:
@@ -44,9 +50,13 @@ class RequestContext:
                 message.setdefault("headers", []).append((b"request-id", request_id.encode()))
             await send(message)
 
-        self._metrics.in_flight.inc()
+        self._in_flight.inc()
         try:
-            await self._app(scope, receive, tell)
+            if span is None:
+                await self._app(scope, receive, tell)
+            else:
+                with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+                    await self._app(scope, receive, tell)
         except failpoints.AnswerDropped:
             # A head that promises a body, and then nothing: the client sees a torn connection.
             head = [(b"content-length", b"1000")]
@@ -61,17 +71,27 @@ class RequestContext:
             )
             await response(scope, receive, tell)
         finally:
-            self._metrics.in_flight.dec()
-            self._note(scope, status, time.perf_counter() - began)
+            self._in_flight.dec()
+            method, route = scope["method"], _route_of(scope)
+            if span is not None:
+                spans.end(span, method, route, status)
+            self._note(method, route, status, time.perf_counter() - began)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        method, route = scope["method"], _route_of(scope)
-        self._metrics.requests.labels(method, route, str(status)).inc()
-        self._metrics.request_seconds.labels(method, route).observe(seconds)
+    def _note(self, method: str, route: str, status: int, seconds: float) -> None:
+        requests, request_seconds = self._metrics(method, route, status)
+        requests.inc()
+        request_seconds.observe(seconds)
         if self._access_log and route not in {"/livez", "/readyz", "/metrics"}:
             _LOG.info(
                 "request", method=method, route=route, status=status, ms=round(seconds * 1000, 1)
             )
+
+
+def _children(metrics: Metrics, method: str, route: str, status: int) -> tuple[Counter, Histogram]:
+    return (
+        metrics.requests.labels(method, route, str(status)),
+        metrics.request_seconds.labels(method, route),
+    )
 
 
 def _route_of(scope: Scope) -> str:

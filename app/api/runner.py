@@ -12,6 +12,7 @@ from starlette.responses import Response
 from app.api.answers import answer
 from app.api.bodies import documented, read_object, validate
 from app.api.examples import CLAIM_LEASES, COMPLETE, HEARTBEAT, REGISTER_RUNNER, REPORT_STATUS
+from app.api.hot import HotRoute
 from app.api.identity import require, services_of, speaks_for
 from app.api.schemas.runner import (
     Claimed,
@@ -37,7 +38,9 @@ from app.handlers import runners as runner_handlers
 from app.services import Services
 from app.store.leases import Beaten
 
-router = APIRouter(prefix="/v1", tags=["runners"], dependencies=[Depends(require("runner"))])
+router = APIRouter(
+    prefix="/v1", tags=["runners"], dependencies=[Depends(require("runner"))], route_class=HotRoute
+)
 
 RunnerId = Annotated[
     str, Path(pattern=r"^[A-Za-z0-9._-]{1,128}$", description="Chosen by the runner.")

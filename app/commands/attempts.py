@@ -109,6 +109,6 @@ def _row(keys: KeyRing, request: CreateRequest) -> attempts.NewAttempt:
         placement=placement.model_dump_json(),
         placement_class_id=demands.class_id,
         zone=placement.zone,
-        labels=jsontext.dumps(dict(placement.labels)),
+        labels=jsontext.dumps(placement.labels),
         concurrency_key=command.concurrency_key,
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from typing import Annotated, Any, Self
 from uuid import UUID
 
@@ -75,10 +74,7 @@ def bounded(limit: int) -> Any:
     """A validator: at most so many bytes of JSON."""
 
     def check(value: Any) -> Any:
-        if (
-            value is not None
-            and len(json.dumps(value, ensure_ascii=False).encode(errors="replace")) > limit
-        ):
+        if value is not None and len(jsontext.dumps(value).encode(errors="replace")) > limit:
             raise ValueError(f"must be at most {limit} bytes of JSON")
         return value
 

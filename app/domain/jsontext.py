@@ -24,20 +24,15 @@ REPLACEMENT = "\ufffd"
 def parse(body: bytes | str) -> Any:
     """The document in `body`; BodyNotJson says what is wrong, without repeating any of it."""
     try:
-        value = json.loads(
-            body,
-            parse_float=_float,
-            parse_int=_int,
-            parse_constant=_constant,
-            object_pairs_hook=_object,
-        )
+        text = body if isinstance(body, str) else _decoded(body)
+        value = _DECODER.decode(text)
     except UnicodeDecodeError:
         raise BodyNotJson("The body is not UTF-8 text.") from None
     except json.JSONDecodeError as error:
         raise BodyNotJson(f"The body is not JSON: {error.msg} at character {error.pos}.") from None
     except RecursionError:
         raise BodyNotJson(f"The body is nested deeper than {MAX_DEPTH} levels.") from None
-    if _depth_exceeds(value, MAX_DEPTH):
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth_exceeds(value, MAX_DEPTH):
         raise BodyNotJson(f"The body is nested deeper than {MAX_DEPTH} levels.")
     return value
 
@@ -69,6 +64,15 @@ def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(_: str) -> Any:
     raise BodyNotJson("The body holds NaN or Infinity, which JSON does not have.")
+
+
+_DECODER = json.JSONDecoder(
+    parse_float=_float, parse_int=_int, parse_constant=_constant, object_pairs_hook=_object
+)
+
+
+def _decoded(body: bytes) -> str:
+    return body.decode(json.detect_encoding(body), "surrogatepass")
 
 
 def dumps(value: Any) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 import rfc8785
 
 _SAFE_INTEGER = 2**53 - 1
@@ -27,13 +28,20 @@ class KeyRing:
 
     current: str
     secrets: Mapping[str, bytes] = field(repr=False)
+    _derived: dict[tuple[str, str], bytes] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def mac(self, purpose: str, message: bytes, key_id: str | None = None) -> bytes:
         """HMAC of `message` under a key that is derived for `purpose` alone."""
-        secret = self.secrets.get(key_id or self.current)
-        if secret is None:
-            raise KeyRetired(key_id)
-        subkey = hmac.digest(secret, purpose.encode(), "sha256")
+        key_id = key_id or self.current
+        subkey = self._derived.get((purpose, key_id))
+        if subkey is None:
+            secret = self.secrets.get(key_id)
+            if secret is None:
+                raise KeyRetired(key_id)
+            subkey = hmac.digest(secret, purpose.encode(), "sha256")
+            self._derived[purpose, key_id] = subkey
         return hmac.digest(subkey, message, "sha256")
 
     def digest(self, purpose: str, value: Any, key_id: str | None = None) -> str:
@@ -74,7 +82,23 @@ class KeyRing:
 
 def canonical(value: Any) -> bytes:
     """Canonical JSON (RFC 8785). Integers beyond 2**53, which it does not cover, stay exact."""
+    if _is_plain(value):
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     return rfc8785.dumps(_exact(value))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether sorted JSON of this value is canonical already: all ASCII, and no fractions."""
+    kind = type(value)
+    if kind is str:
+        return str(value).isascii()
+    if kind is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    if kind is list:
+        return all(map(_is_plain, value))
+    if kind is int:
+        return bool(-_SAFE_INTEGER <= value <= _SAFE_INTEGER)
+    return value is None or kind is bool
 
 
 def _exact(value: Any) -> Any:

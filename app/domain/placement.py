@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from uuid import UUID, uuid5
 
 from app.domain.keys import canonical
@@ -23,8 +24,17 @@ class Demands:
     @property
     def class_id(self) -> UUID:
         """The id of this set of demands: a function of its content, so that all agree on it."""
-        content = [self.runner_kind, self.job_type, self.zone, dict(self.labels)]
-        return uuid5(_NAMESPACE, canonical(content).decode())
+        return _class_id(
+            self.runner_kind, self.job_type, self.zone, tuple(sorted(self.labels.items()))
+        )
+
+
+@lru_cache(maxsize=10_000)
+def _class_id(
+    runner_kind: str, job_type: str, zone: str | None, labels: tuple[tuple[str, str], ...]
+) -> UUID:
+    content = [runner_kind, job_type, zone, dict(labels)]
+    return uuid5(_NAMESPACE, canonical(content).decode())
 
 
 @dataclass(frozen=True, slots=True)

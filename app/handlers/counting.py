@@ -6,16 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from app.domain.errors import ServiceError
-from app.telemetry import TRACER, Metrics
+from app.telemetry import Metrics, span
 
 
 @contextmanager
 def counted(metrics: Metrics, command: str) -> Iterator[None]:
     """Count one command as ok, by the reason of its refusal, or as an error; one span around it."""
-    # Without the words of an exception: a driver's repeat the value that it could not store.
-    with TRACER.start_as_current_span(
-        command, record_exception=False, set_status_on_exception=False
-    ):
+    with span(command):
         try:
             yield
         except ServiceError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import structlog
@@ -108,16 +108,16 @@ def refuse_secrets(services: Services, as_spec: Any = None, **plain: Any) -> Non
 def _places(masker: Masker, value: Any) -> list[str]:
     """Pointers to the texts that look like secrets; a name that does is told by its number."""
     if isinstance(value, str):
-        return [""] if masker.mask_text(value)[1].count else []
-    if isinstance(value, Mapping):
+        return [] if masker.is_clean_name(value) else [""]
+    if isinstance(value, dict):
         found = []
         for number, (name, inner) in enumerate(value.items()):
-            is_secret = masker.mask_text(name)[1].count
+            is_secret = not masker.is_clean_name(name)
             found += [f"/{number}"] if is_secret else []
             place = number if is_secret else name.replace("~", "~0").replace("/", "~1")
             found += [f"/{place}{rest}" for rest in _places(masker, inner)]
         return found
-    if isinstance(value, Sequence):
+    if isinstance(value, list):
         return [
             f"/{number}{rest}"
             for number, inner in enumerate(value)

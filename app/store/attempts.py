@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import UUID
 
 from app.domain.records import Attempt
@@ -17,8 +17,7 @@ COLUMNS = """a.id, a.operation_id, a.plan_id, a.plan_node_id, a.node_run_id,
     a.cancel_reason, a.stop_confirmed"""
 
 
-@dataclass(frozen=True, slots=True)
-class NewAttempt:
+class NewAttempt(NamedTuple):
     """One row to create; JSON fields are texts."""
 
     id: UUID
@@ -103,8 +102,7 @@ async def create(conn: Connection, rows: Sequence[NewAttempt]) -> tuple[dict[str
     At most one row a key. Returns the created attempts by idempotency key and how many placement
     classes were added by it.
     """
-    columns = [[getattr(row, name) for row in rows] for name in NewAttempt.__dataclass_fields__]
-    records = await conn.fetch(_CREATE, *columns)
+    records = await conn.fetch(_CREATE, *zip(*rows, strict=True))
     created = {row["idempotency_key"]: Attempt.model_validate(dict(row)) for row in records}
     return created, records[0]["classes_added"] if records else 0
 

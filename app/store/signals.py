@@ -166,14 +166,14 @@ class Signals:
             connection.terminate()
 
     def _heard(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        if self._origin in str(payload):
+            return
         with suppress(ValueError, TypeError, KeyError):
-            message = json.loads(str(payload))
-            if message["from"] != self._origin:
-                for topic, class_id in message["wake"]:
-                    if class_id is None:
-                        self._wake_here(str(topic))
-                    else:
-                        self._wake_idle(str(topic), UUID(class_id))
+            for topic, class_id in json.loads(str(payload))["wake"]:
+                if class_id is None:
+                    self._wake_here(str(topic))
+                else:
+                    self._wake_idle(str(topic), UUID(class_id))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

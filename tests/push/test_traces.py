@@ -8,7 +8,6 @@ from io import StringIO
 
 import pytest
 import structlog
-from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -16,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from app.domain.commands import Command
 from app.embedded.environment import ACCOUNTS, AUDIENCE, SUBSCRIPTION
 from app.handlers.registry import Context, Registry
-from app.telemetry import configure_logging
+from app.telemetry import configure_logging, use_tracer_provider
 from tests.push.conftest import delivery, envelope
 
 CANARY = "hunter2-canary"
@@ -31,7 +30,7 @@ def exporting() -> None:
     """Spans are kept in memory; a process has one provider for all of its life."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(EXPORTER))
-    trace.set_tracer_provider(provider)
+    use_tracer_provider(provider)
 
 
 @pytest.fixture

@@ -112,7 +112,8 @@ class Engine:
         if hits is None or named is None:
             return self._dense(data, exact, depth)
         found = Found(named)
-        _Examination(self, data, exact, depth, found).run(hits, self._rules)
+        if hits:
+            _Examination(self, data, exact, depth, found).run(hits, self._rules)
         if depth < MAX_DEPTH and (view := encoded.without_colours(data)):
             self.look_into(view, exact, depth, found, spread=True)
         return found

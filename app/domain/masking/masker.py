@@ -23,6 +23,9 @@ WITHHELD = "[withheld: masking failed]"
 FAILED = "failed"
 
 ExactValues = Sequence[bytes] | Exact
+_NO_VALUES = Exact()
+_NAME_LENGTH = 64
+_NAMES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,10 @@ class Health:
         return bool(self.engine)
 
 
+class _UncleanError(Exception):
+    """A name in which something was found."""
+
+
 _loading = threading.Lock()
 
 
@@ -117,7 +124,7 @@ def _engine() -> Engine:
 
 
 class Masker:
-    """Masks secrets in bytes, texts and JSON values. Pure: no I/O and no state between calls.
+    """Masks secrets in bytes, texts and JSON values. Pure: no I/O, and nothing secret is kept.
 
     The rules are compiled once per process, at the first use or by `prepare`, which takes up to a
     second. Safe for several threads at once; most of the time runs without the GIL. Whatever
@@ -127,6 +134,7 @@ class Masker:
 
     def __init__(self, engine: Engine | None = None) -> None:
         self._given = engine
+        self._known_names = lru_cache(maxsize=_NAMES)(self._require_clean)
 
     def prepare(self) -> Health:
         """Compile and check the rules now, and say what they are."""
@@ -209,14 +217,39 @@ class Masker:
         """
         if self._given is None:
             _engine()
-        return structured.find(spec, self.mask_text)
+        return structured.find(spec, self._masked_text, self._masked_name)
+
+    def is_clean_name(self, name: str) -> bool:
+        """Whether `mask_text` finds nothing, for what comes again and again: names and types.
+
+        Short ones that were clean are remembered, any others never.
+        """
+        if len(name) > _NAME_LENGTH:
+            return not self.mask_text(name)[1].count
+        try:
+            self._known_names(name)
+        except _UncleanError:
+            return False
+        return True
+
+    def _require_clean(self, name: str) -> None:
+        if self.mask_text(name)[1].count:
+            raise _UncleanError  # and so it is not remembered
+
+    def _masked_text(self, text: str) -> str:
+        return self.mask_text(text)[0]
+
+    def _masked_name(self, name: str) -> str:
+        return name if self.is_clean_name(name) else self._masked_text(name)
 
     def _analyze(self, data: bytes, exact: Exact) -> Found:
         return (self._given or _engine()).analyze(data, exact)
 
 
 def _exact(given: ExactValues) -> Exact:
-    return given if isinstance(given, Exact) else Exact(given)
+    if isinstance(given, Exact):
+        return given
+    return Exact(given) if given else _NO_VALUES
 
 
 def _withheld(exact: Exact) -> Masked:
@@ -225,6 +258,8 @@ def _withheld(exact: Exact) -> Masked:
 
 def _masked(data: bytes, end: int, found: Found, exact: Exact) -> Masked:
     """The first `end` bytes with the marks in place; marks that touch become one."""
+    if not found.marks:
+        return Masked(data[:end], Counts({}, exact.too_short, exact.too_long))
     pieces: list[bytes] = []
     kinds: Counter[str] = Counter()
     at = 0

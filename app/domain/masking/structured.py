@@ -78,29 +78,27 @@ def _is_secret_leaf(value: Any) -> bool:
     )
 
 
-def find(spec: Any, mask_text: Callable[[str], tuple[str, Any]]) -> list[str]:
+def find(spec: Any, mask_text: MaskText, mask_name: MaskText) -> list[str]:
     """The JSON pointers of the values that look like secrets, in the order of the document."""
-
-    def changed(text: str) -> str:
-        return mask_text(text)[0]
-
-    return list(dict.fromkeys(_find(spec, "", changed, named=False)))
+    return list(dict.fromkeys(_find(spec, "", mask_text, mask_name, named=False)))
 
 
-def _find(value: Any, pointer: str, changed: MaskText, *, named: bool) -> Iterator[str]:
+def _find(
+    value: Any, pointer: str, mask_text: MaskText, mask_name: MaskText, *, named: bool
+) -> Iterator[str]:
     if isinstance(value, dict):
         for name, inner in value.items():
-            clean = changed(name)
+            clean = mask_name(name)
             below = f"{pointer}/{clean.replace('~', '~0').replace('/', '~1')}"
             if clean != name:
                 yield below
             secret = _names_secret(value, name, inner, named=named)
-            yield from _find(inner, below, changed, named=secret)
+            yield from _find(inner, below, mask_text, mask_name, named=secret)
     elif isinstance(value, list):
         for place, inner in enumerate(value):
-            yield from _find(inner, f"{pointer}/{place}", changed, named=named)
+            yield from _find(inner, f"{pointer}/{place}", mask_text, mask_name, named=named)
     elif (named and _is_secret_leaf(value) and not _is_plain(value)) or (
-        isinstance(value, str) and changed(value) != value
+        isinstance(value, str) and mask_text(value) != value
     ):
         yield pointer
 
