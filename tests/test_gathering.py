@@ -68,6 +68,19 @@ class Desk:
         await asyncio.gather(*first)
         return tasks
 
+    async def hold_eight(self) -> asyncio.Event:
+        """Have a batch of eight under way alone, until the event that is returned is set."""
+        self.open = first = asyncio.Event()
+        tasks = self.ask(*range(1000, 1000 + gathering.PARALLEL))
+        await self.until_batches(gathering.PARALLEL)
+        self.ask(*range(8))
+        await asyncio.sleep(0)
+        self.open = asyncio.Event()
+        first.set()
+        await asyncio.gather(*tasks)
+        await self.until_batches(gathering.PARALLEL + 1)
+        return self.open
+
     async def until_batches(self, count: int) -> None:
         async with asyncio.timeout(10):
             while len(self.batches) < count:
@@ -100,6 +113,34 @@ async def test_commands_that_come_while_others_are_under_way_share_a_transaction
     assert await asyncio.gather(*tasks) == list(range(50))
     assert desk.sizes == [*[1] * gathering.PARALLEL, 50]
     assert len(await lines()) == 50 + gathering.PARALLEL
+
+
+async def test_few_do_not_go_beside_a_batch_of_many_before_its_time(desk, monkeypatch):
+    monkeypatch.setattr(gathering, "EVEN_SECONDS", 60)
+    gate = await desk.hold_eight()
+
+    few = desk.ask(*range(100, 107))
+    await asyncio.sleep(0.05)
+    assert len(desk.batches) == gathering.PARALLEL + 1
+    one_more = desk.ask(107)
+    await desk.until_batches(gathering.PARALLEL + 2)
+
+    gate.set()
+    await asyncio.gather(*few, *one_more)
+    await desk.gatherer.drain()
+    assert desk.sizes[-2:] == [8, 8]
+
+
+async def test_few_do_not_wait_for_long_beside_a_batch_of_many(desk):
+    gate = await desk.hold_eight()
+
+    few = desk.ask(100, 101)
+    await desk.until_batches(gathering.PARALLEL + 2)
+
+    assert desk.batches[-1] == [100, 101]
+    gate.set()
+    await asyncio.gather(*few)
+    await desk.gatherer.drain()
 
 
 async def test_batch_is_bounded(desk):

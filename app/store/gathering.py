@@ -1,8 +1,9 @@
 """Group commit: concurrent commands of one kind share a transaction, and none waits to be gathered.
 
 A lone command goes at once. While batches of its kind are under way, further ones queue, and the
-next batch takes what has come together by then. Outcomes are given after the commit, by position.
-A batch holds at most one command a key; a second one waits for the next.
+next batch takes what has come together by then: as many as are under way, unless that takes long.
+Outcomes are given after the commit, by position. A batch holds at most one command a key; a second
+one waits for the next.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ PARALLEL = 2
 """Batches of one kind under way at once, each on a connection of its own."""
 ROOM = 2000
 """Commands of one kind that may wait; then 503."""
+EVEN_SECONDS = 0.005
+"""How long a batch under way is waited for by fewer than there are in it."""
 PATIENCE_SECONDS = 5.0
 """The longest wait for a batch; then 503."""
 _SPOILT_SECONDS = 60.0
@@ -77,6 +80,8 @@ class Gatherer(Generic[C, O]):
         self._waiting: deque[_Entry[C, O]] = deque()
         self._busy: set[Hashable] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way = 0
+        self._later: asyncio.TimerHandle | None = None
         self._spoilers: OrderedDict[str, _Spoilt] = OrderedDict()
 
     async def run(self, command: C) -> O | ServiceError:
@@ -101,12 +106,28 @@ class Gatherer(Generic[C, O]):
         while self._tasks and (left := deadline - time.monotonic()) > 0:
             await asyncio.wait(self._tasks, timeout=left)
 
-    def _begin(self) -> None:
-        while len(self._tasks) < PARALLEL and (batch := self._take()):
+    def _begin(self, *, at_last: bool = False) -> None:
+        """Begin as many batches as may go. A crumb beside a batch would cost as much as a batch."""
+        while self._waiting and len(self._tasks) < PARALLEL:
+            if self._tasks and not at_last and len(self._waiting) < min(self._under_way, MOST):
+                self._begin_later()
+                return
+            batch = self._take()
+            if not batch:
+                return
+            self._under_way += len(batch)
             self._busy.update(entry.key for entry in batch)
             task = asyncio.create_task(self._serve(batch))
             self._tasks.add(task)
             task.add_done_callback(self._ended)
+
+    def _begin_later(self) -> None:
+        if self._later is None:
+            self._later = asyncio.get_running_loop().call_later(EVEN_SECONDS, self._at_last)
+
+    def _at_last(self) -> None:
+        self._later = None
+        self._begin(at_last=True)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -147,6 +168,7 @@ class Gatherer(Generic[C, O]):
             self._batched(len(batch))
             await self._carry_out(batch, whole=len(batch))
         finally:
+            self._under_way -= len(batch)
             self._busy.difference_update(entry.key for entry in batch)
             for entry in batch:  # only if this task was broken off
                 if not entry.outcome.done():
