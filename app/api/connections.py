@@ -18,12 +18,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from app.api.corked import Corked
 from app.settings import ServerSettings
 
 _LOG = structlog.get_logger(__name__)
@@ -95,7 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
             transport.abort()
             return
         self._source = source
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.Transport", Corked(transport)))
         self._await(self._limits.first_byte_timeout_seconds, self._on_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -93,6 +93,10 @@ class Signals:
             if not waiter.done():
                 waiter.set_result(None)
 
+    def _wake_idle_ones(self, runner_kind: str, class_id: UUID, most: int) -> None:
+        while most > 0 and self._wake_idle(runner_kind, class_id):
+            most -= 1
+
     def _wake_idle(self, runner_kind: str, class_id: UUID) -> bool:
         for waiter in self._idle.get(runner_kind, ()):
             if not waiter.woken.done() and waiter.takes(class_id):
@@ -169,11 +173,11 @@ class Signals:
         if self._origin in str(payload):
             return
         with suppress(ValueError, TypeError, KeyError):
-            for topic, class_id in json.loads(str(payload))["wake"]:
+            for topic, class_id, times in json.loads(str(payload))["wake"]:
                 if class_id is None:
                     self._wake_here(str(topic))
                 else:
-                    self._wake_idle(str(topic), UUID(class_id))
+                    self._wake_idle_ones(str(topic), UUID(class_id), int(times))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,15 +207,11 @@ async def _wait_in(
 
 def _payloads(origin: str, wakes: Iterable[tuple[str, str | None]]) -> Iterable[str]:
     """Texts of at most what NOTIFY carries; the same topic once, work as often as it was made."""
-    part: list[tuple[str, str | None]] = []
-    told: set[str] = set()
+    part: list[tuple[str, str | None, int]] = []
     size = 0
-    for topic, class_id in wakes:
-        if class_id is None and topic in told:
-            continue
-        told.add(topic)
+    for (topic, class_id), times in Counter(wakes).items():
         size += len(topic) + 60
-        part.append((topic, class_id))
+        part.append((topic, class_id, times))
         if size > _MAX_PAYLOAD_BYTES:
             yield json.dumps({"from": origin, "wake": part})
             part, size = [], 0
