@@ -15,7 +15,7 @@ class Result:
     done: int
     more: bool = False
     behind_seconds: float = 0.0
-    """How long the oldest thing that the pass found had been due; 0: nothing was."""
+    """How long the oldest thing that the pass found had been due; 0: nothing was, or not known."""
 
 
 class Loop(Protocol):

@@ -21,12 +21,21 @@ class _Record:
     failures: int = 0
     failing: int = 0
     behind_seconds: float = 0.0
+    unfinished_since: float | None = None
     ended_at: float | None = None
     last_seconds: float | None = None
     last_done: int | None = None
     failed_at: float | None = None
     last_error: str | None = None
     changed: bool = False
+
+    def unfinished(self, result: Result) -> float:
+        """For how many seconds each pass has left something to do."""
+        if not result.more or self.ended_at is None:
+            self.unfinished_since = None
+            return 0.0
+        self.unfinished_since = self.unfinished_since or self.ended_at
+        return self.ended_at - self.unfinished_since
 
 
 class Reports:
@@ -48,8 +57,8 @@ class Reports:
         record.runs += 1
         record.done += result.done
         record.failing = 0
-        record.behind_seconds = result.behind_seconds
         record.ended_at, record.last_seconds, record.last_done = monotonic(), seconds, result.done
+        record.behind_seconds = max(result.behind_seconds, record.unfinished(result))
         record.changed = True
         self._unpassed.discard(name)
 

@@ -77,7 +77,10 @@ class Sweep:
     age_seconds: float | None
     """Since its last good pass."""
     lag_seconds: float
-    """How far behind: the time by which its pass is overdue, and the age of what it left due."""
+    """How far behind: the time by which its pass is overdue, and the age of what it left due.
+
+    Where that age is not known, it is the time for which each pass has left something to do.
+    """
 
 
 _LIST = """

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from app.domain.errors import DatabaseUnavailable
+from app.loops import reports
 from app.loops import supervisor as supervision
 from app.loops.leader import Leader
 from app.loops.loop import Result
@@ -229,6 +230,24 @@ async def test_every_instance_shows_the_leader_and_each_sweep(leader, clock, ope
     assert 6 <= one["age_seconds"] < 7
     assert one["lag_seconds"] == pytest.approx(one["age_seconds"] - 1 + 2.5)
     assert shown["outbox"] == {"waiting": 0, "oldest_seconds": None, "last_reason": None}
+
+
+async def test_sweep_that_leaves_something_at_each_pass_is_behind_since_the_first(
+    leader, operator, monkeypatch
+):
+    sweep = Sweep("forget_old", interval_seconds=60.0)
+    told, moment = Reports([sweep]), 100.0
+    monkeypatch.setattr(reports, "monotonic", lambda: moment)
+
+    behind = []
+    for full in (True, True, True, False, True):
+        told.passed(sweep.name, Result(5, more=full), 0.25)
+        await told.tell(leader)
+        [one] = (await operator.call("GET", "/v1/scheduler")).json()["sweeps"]
+        behind.append(round(one["lag_seconds"]))
+        moment += 30
+
+    assert behind == [0, 30, 60, 0, 0]
 
 
 async def test_nobody_is_shown_as_leader_once_the_time_of_the_last_one_is_over(

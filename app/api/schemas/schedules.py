@@ -174,7 +174,10 @@ class SweepReport(Answer):
     age_seconds: float | None
     """Since its last good pass."""
     lag_seconds: float
-    """How far behind: the time by which it is overdue, and the age of what it left due."""
+    """How far behind: the time by which it is overdue, and the age of what it left due.
+
+    Where that age is not known, it is the time for which each pass has left something to do.
+    """
 
 
 class Outbox(Answer):
