@@ -47,4 +47,4 @@ class Corked:
     def _flush(self) -> None:
         if self._held:
             held, self._held, self._size = self._held, [], 0
-            self._transport.writelines(held)
+            self._transport.write(b"".join(held))

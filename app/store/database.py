@@ -190,9 +190,11 @@ class Database:
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
         """A connection of the pool for as long as the block lasts."""
-        pool = await self._open()
+        pool = self._pool or await self._open()
+        # One that is idle is had at once: a deadline would cost a task and two timers.
+        patience = None if pool.get_idle_size() else self._settings.acquire_timeout_seconds
         try:
-            connection = await pool.acquire(timeout=self._settings.acquire_timeout_seconds)
+            connection = await pool.acquire(timeout=patience)
         except TimeoutError as error:
             if pool.get_idle_size() == 0 and pool.get_size() >= self._settings.pool_size:
                 raise Overloaded from error
