@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from app.api.answers import answer
 from app.api.bodies import documented, read_object, validate
-from app.api.examples import CREATE_ATTEMPT, HEARTBEAT
+from app.api.examples import COMPLETE, CREATE_ATTEMPT, HEARTBEAT
 from app.api.hot import HotRoute
 from app.api.identity import require, services_of
 from app.api.problems import answer_of, problem_body
@@ -20,15 +21,22 @@ from app.api.runner import live_answer
 from app.api.schemas.batches import (
     AttemptItem,
     AttemptItems,
-    HeartbeatItem,
-    HeartbeatItems,
+    LeaseItem,
+    LeaseItems,
 )
+from app.api.schemas.runner import LeaseAnswer
 from app.commands.attempts import Created, CreateRequest
-from app.domain.commands import Command, CreateAttempt, Heartbeat
+from app.commands.leases import Completed
+from app.domain.commands import (
+    Command,
+    CompleteLease,
+    CreateAttempt,
+    Heartbeat,
+    StartLease,
+)
 from app.domain.errors import BatchTooLarge, RequestInvalid, ServiceError
-from app.handlers import attempts, leases
-from app.services import Services
-from app.store.leases import Beaten
+from app.handlers import attempts, lease_batches
+from app.handlers.leases import completion_as_sent
 
 C = TypeVar("C")
 O = TypeVar("O")  # noqa: E741 - an outcome
@@ -62,11 +70,34 @@ class HeartbeatBatch(Command):
     """At most 500; each with its `lease_id` and `lease_token`."""
 
 
-_HEARTBEAT_EXAMPLE = {
+class StartOfLease(StartLease):
+    """A start that names its lease itself."""
+
+
+class StartBatch(Command):
+    """Starts of leases."""
+
+    starts: Annotated[list[StartOfLease], Field(min_length=1, max_length=500)]
+    """At most 500; each with its `lease_id` and `lease_token`."""
+
+
+class CompletionOfLease(CompleteLease):
+    """A completion that names its lease itself."""
+
+
+class CompletionBatch(Command):
+    """Completions of leases."""
+
+    completions: Annotated[list[CompletionOfLease], Field(min_length=1, max_length=500)]
+    """At most 500; each with its `lease_id` and `lease_token`."""
+
+
+_PROOF_EXAMPLE = {
     "lease_id": "5c2a6c0e-1c53-4ff0-8f4e-3f3f9d7d2b03",
     "lease_token": "lt_…",
-    **HEARTBEAT,
 }
+_HEARTBEAT_EXAMPLE = {**_PROOF_EXAMPLE, **HEARTBEAT}
+_COMPLETION_EXAMPLE = {**_PROOF_EXAMPLE, **COMPLETE}
 
 
 @control.post(
@@ -82,62 +113,126 @@ async def create_attempts(request: Request) -> Response:
     key costs the others nothing. The whole request may be repeated.
     """
     services = services_of(request)
-    items = await _items(request, "attempts")
 
     def parse(item: Mapping[str, Any]) -> CreateRequest:
         command = validate(CreateAttempt, item)
         attempts.check_create(services, command)
         return CreateRequest(command, item)
 
-    valid, faults = _parsed(items, parse)
-    done = await attempts.create_attempts(services, list(valid.values())) if valid else []
-    outcomes = _by_position(len(items), faults, dict(zip(valid, done, strict=True)))
-    request_id = request.state.request_id
-    return answer(AttemptItems(items=[_attempt_item(one, request_id) for one in outcomes]))
-
-
-def _attempt_item(outcome: Created | ServiceError, request_id: str) -> AttemptItem:
-    if isinstance(outcome, ServiceError):
-        return AttemptItem(
-            status=answer_of(outcome).status,
-            attempt=None,
-            replayed=False,
-            problem=problem_body(outcome, request_id),
-        )
-    status = 200 if outcome.replayed else 201
-    return AttemptItem(
-        status=status, attempt=outcome.attempt, replayed=outcome.replayed, problem=None
+    outcomes = await _outcomes(
+        request, "attempts", parse, partial(attempts.create_attempts, services)
     )
+    return answer(AttemptItems(items=[_attempt_item(request, one, 201) for one in outcomes]))
+
+
+@runner.post(
+    "/leases:start",
+    name="leases_start_many",
+    response_model=LeaseItems,
+    openapi_extra=documented(StartBatch, {"starts": [_PROOF_EXAMPLE]}),
+)
+async def start_many(request: Request) -> Response:
+    """Begin the work of many leases; `items` answers them by position.
+
+    Only what is answered with 200 may be begun. Send this while less than half a lease has passed
+    since the claim, as for a single start.
+    """
+    services = services_of(request)
+
+    async def start(commands: Sequence[StartLease]) -> list[LeaseAnswer | ServiceError]:
+        outcomes = await lease_batches.start_leases(services, commands)
+        return [
+            one
+            if isinstance(one, ServiceError)
+            else live_answer(services, command.lease_id, one.attempt)
+            for command, one in zip(commands, outcomes, strict=True)
+        ]
+
+    outcomes = await _outcomes(request, "starts", partial(validate, StartLease), start)
+    return answer(LeaseItems(items=[_lease_item(request, one) for one in outcomes]))
 
 
 @runner.post(
     "/leases:heartbeat",
     name="leases_heartbeat_many",
-    response_model=HeartbeatItems,
+    response_model=LeaseItems,
     openapi_extra=documented(HeartbeatBatch, {"heartbeats": [_HEARTBEAT_EXAMPLE]}),
 )
 async def heartbeat_many(request: Request) -> Response:
     """Show signs of life for many leases; `items` answers them by position."""
     services = services_of(request)
-    items = await _items(request, "heartbeats")
-    valid, faults = _parsed(items, lambda item: validate(Heartbeat, item))
-    done = await leases.heartbeats(services, list(valid.values())) if valid else []
-    outcomes = _by_position(len(items), faults, dict(zip(valid, done, strict=True)))
-    request_id = request.state.request_id
-    return answer(
-        HeartbeatItems(items=[_heartbeat_item(services, one, request_id) for one in outcomes])
+
+    async def beat(commands: Sequence[Heartbeat]) -> list[LeaseAnswer | ServiceError]:
+        return [
+            one if isinstance(one, ServiceError) else live_answer(services, one.lease_id, one)
+            for one in await lease_batches.heartbeats(services, commands)
+        ]
+
+    outcomes = await _outcomes(request, "heartbeats", partial(validate, Heartbeat), beat)
+    return answer(LeaseItems(items=[_lease_item(request, one) for one in outcomes]))
+
+
+@runner.post(
+    "/leases:complete",
+    name="leases_complete_many",
+    response_model=AttemptItems,
+    openapi_extra=documented(CompletionBatch, {"completions": [_COMPLETION_EXAMPLE]}),
+)
+async def complete_many(request: Request) -> Response:
+    """Say how the work of many leases ended; `items` answers them by position.
+
+    Each is final, and may be repeated alone or in a batch.
+    """
+
+    def parse(item: Mapping[str, Any]) -> tuple[CompleteLease, Mapping[str, Any]]:
+        return validate(CompleteLease, item), completion_as_sent(item)
+
+    outcomes = await _outcomes(
+        request,
+        "completions",
+        parse,
+        partial(lease_batches.complete_leases, services_of(request)),
+    )
+    return answer(AttemptItems(items=[_attempt_item(request, one, 200) for one in outcomes]))
+
+
+def _attempt_item(
+    request: Request, outcome: Created | Completed | ServiceError, done: int
+) -> AttemptItem:
+    """One item; `done` is the status of what had not been done before."""
+    if isinstance(outcome, ServiceError):
+        return AttemptItem(**_refused(request, outcome), attempt=None, replayed=False)
+    return AttemptItem(
+        status=200 if outcome.replayed else done,
+        attempt=outcome.attempt,
+        replayed=outcome.replayed,
+        problem=None,
     )
 
 
-def _heartbeat_item(
-    services: Services, outcome: Beaten | ServiceError, request_id: str
-) -> HeartbeatItem:
+def _lease_item(request: Request, outcome: LeaseAnswer | ServiceError) -> LeaseItem:
     if isinstance(outcome, ServiceError):
-        return HeartbeatItem(
-            status=answer_of(outcome).status, lease=None, problem=problem_body(outcome, request_id)
-        )
-    lease = live_answer(services, outcome.lease_id, outcome)
-    return HeartbeatItem(status=200, lease=lease, problem=None)
+        return LeaseItem(**_refused(request, outcome), lease=None)
+    return LeaseItem(status=200, lease=outcome, problem=None)
+
+
+def _refused(request: Request, error: ServiceError) -> dict[str, Any]:
+    problem = problem_body(error, request.state.request_id)
+    return {"status": answer_of(error).status, "problem": problem}
+
+
+async def _outcomes(
+    request: Request,
+    name: str,
+    parse: Callable[[Mapping[str, Any]], C],
+    carry_out: Callable[[Sequence[C]], Awaitable[Sequence[O | ServiceError]]],
+) -> list[O | ServiceError]:
+    """What became of each item of the batch, by position; what is invalid costs no other."""
+    items = await _items(request, name)
+    valid, outcomes = _parsed(items, parse)
+    done = await carry_out(list(valid.values())) if valid else []
+    known: dict[int, O | ServiceError] = {**outcomes, **dict(zip(valid, done, strict=True))}
+    return [known[position] for position in range(len(items))]
 
 
 async def _items(request: Request, name: str) -> list[Any]:
@@ -168,9 +263,3 @@ def _parsed(
         except ServiceError as error:
             faults[position] = error
     return valid, faults
-
-
-def _by_position(
-    total: int, faults: Mapping[int, ServiceError], done: Mapping[int, O | ServiceError]
-) -> list[O | ServiceError]:
-    return [faults[n] if n in faults else done[n] for n in range(total)]

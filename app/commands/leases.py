@@ -80,7 +80,9 @@ async def start(
         if key.lease_id in started and started[key.lease_id].attempt.cancel_requested_at is not None
     ]
     never_began = [key for key in stopped if started[key.lease_id].first]
-    ended = await leases.complete(conn, [_cancelled(key) for key in never_began])
+    ended: Mapping[UUID, Attempt] = {}
+    if never_began:
+        ended = await leases.complete(conn, [_cancelled(key) for key in never_began])
     missed = await _diagnose(conn, keys, started)
     outcomes: list[Started | ServiceError] = []
     for key in keys:

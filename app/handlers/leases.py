@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -37,10 +37,10 @@ from app.handlers.masks import leaks_in, masked_fields
 from app.handlers.registry import Context, Registry
 from app.services import Services
 from app.store import diagnoses, runners, signals
-from app.store.batches import rounds, run_batch
 from app.store.diagnoses import Diagnosis
 from app.store.leases import Beaten, Started
 
+START = "lease.start"
 HEARTBEAT = "lease.heartbeat"
 COMPLETE = "lease.complete"
 RELEASE = "lease.release"
@@ -111,7 +111,7 @@ async def _offer_of(services: Services, command: ClaimLeases) -> Offer:
 
 async def start_lease(services: Services, command: StartLease) -> Started:
     """Begin the work of a lease. Raises the one fact that stands against it."""
-    with counted(services.metrics, "lease.start"):
+    with counted(services.metrics, START):
         outcome = await services.gathered.start.run(command)
         if failpoints.ARMED:
             await failpoints.hit("start.after_commit")
@@ -127,7 +127,7 @@ async def heartbeat(
 ) -> Beaten:
     """Renew a lease. Raises the one fact that stands against it."""
     with counted(services.metrics, HEARTBEAT):
-        request = await _masked_beat(services, command, published_at)
+        request = await masked_beat(services, command, published_at)
         outcome = await services.gathered.heartbeat.run(request)
         if failpoints.ARMED:
             await failpoints.hit("heartbeat.after_commit")
@@ -138,32 +138,12 @@ async def heartbeat(
         return outcome
 
 
-async def _masked_beat(
+async def masked_beat(
     services: Services, command: Heartbeat, published_at: datetime | None = None
 ) -> BeatRequest:
+    """The beat as it may be stored."""
     command, kinds = await masked_fields(services, command, "heartbeat", "message")
     return BeatRequest(command, leaks_in(command, kinds, "heartbeat"), published_at)
-
-
-async def heartbeats(
-    services: Services, commands: Sequence[Heartbeat]
-) -> list[Beaten | ServiceError]:
-    """Renew many leases; outcomes by position, each as if it had come alone."""
-    outcomes: dict[int, Beaten | ServiceError] = {}
-    requests = [await _masked_beat(services, command) for command in commands]
-    for positions in rounds(commands, lambda one: one.lease_id):
-        done = await run_batch(
-            services.database,
-            lambda conn, batch: leases.heartbeat(conn, services.terms, batch),
-            [requests[position] for position in positions],
-        )
-        outcomes.update(zip(positions, done, strict=True))
-    for outcome in outcomes.values():
-        word = outcome.reason() if isinstance(outcome, ServiceError) else "ok"
-        services.metrics.commands.labels(HEARTBEAT, word).inc()
-    if any(command.phase is not None for command in commands):
-        services.signals.wake(signals.FEED)
-    return [outcomes[position] for position in range(len(commands))]
 
 
 async def complete_lease(
@@ -171,10 +151,7 @@ async def complete_lease(
 ) -> Completed:
     """End an attempt by its runner's word. Raises AttemptEnded and its kin."""
     with counted(services.metrics, COMPLETE):
-        command, kinds = await masked_fields(
-            services, command, "completion", "failure_message", "result"
-        )
-        request = CompleteRequest(command, as_sent, leaks_in(command, kinds, "completion"))
+        request = await masked_completion(services, command, as_sent)
         word = await services.gathered.complete.run(request)
         if isinstance(word, ServiceError):
             raise word
@@ -186,6 +163,16 @@ async def complete_lease(
             raise word.outcome
         services.signals.wake(signals.attempt(word.outcome.attempt.id))
         return word.outcome
+
+
+async def masked_completion(
+    services: Services, command: CompleteLease, as_sent: Mapping[str, Any]
+) -> CompleteRequest:
+    """The completion as it may be stored; its digest covers what was sent."""
+    command, kinds = await masked_fields(
+        services, command, "completion", "failure_message", "result"
+    )
+    return CompleteRequest(command, as_sent, leaks_in(command, kinds, "completion"))
 
 
 async def release_lease(services: Services, command: ReleaseLease) -> Attempt:

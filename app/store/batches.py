@@ -42,7 +42,7 @@ async def run_batch(
     and none is run again.
     """
     try:
-        return list(await database.run(lambda conn: work(conn, commands)))
+        return list(await database.run(lambda conn: work(conn, commands), pinned=True))
     except OutcomeUnknown as error:
         return [error] * len(commands)
     except (ServiceError, asyncpg.PostgresError) as error:

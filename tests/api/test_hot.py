@@ -15,10 +15,12 @@ HOT = {
     "attempts_create_many",
     "leases_claim",
     "leases_complete",
+    "leases_complete_many",
     "leases_heartbeat",
     "leases_heartbeat_many",
     "leases_release",
     "leases_start",
+    "leases_start_many",
     "operations_cancel",
 }
 ROUTES = [

@@ -111,9 +111,15 @@ async def run_a_job(callers, held: Held) -> None:
     await runner.call("POST", "/v1/leases:heartbeat", json={"heartbeats": [beat, KNOWN]})
     await write_logs(held)
     await record(held)
+    proof = {"lease_id": held.id, "lease_token": held.token}
+    starts = {"starts": [proof, {**proof, KNOWN: SAID}, KNOWN]}
+    await runner.call("POST", "/v1/leases:start", json=starts)
     result = {"exit_code": 0, "note": SAID, KNOWN: 1, "deep": [{"password": "hunter2-and-more"}]}
     await held.complete("failed", failure_message=SAID, result=result)
     await held.complete("failed", failure_message=f"{SAID} again", result=result)
+    late = {**proof, "outcome": "failed", "failure_message": f"{SAID} late", "result": result}
+    late |= {"failure_category": "internal"}
+    await runner.call("POST", "/v1/leases:complete", json={"completions": [late, KNOWN]})
 
 
 async def write_logs(held: Held) -> None:

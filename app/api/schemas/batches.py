@@ -10,14 +10,14 @@ from app.domain.records import Attempt
 
 
 class AttemptItem(Answer):
-    """What became of one attempt of the batch."""
+    """What became of one creation or completion of the batch."""
 
     status: int
     """The status that it would have had alone."""
     attempt: Attempt | None
     """The attempt; null if it was refused."""
     replayed: bool
-    """Whether it had been created before by the same request."""
+    """Whether the same request had done it before."""
     problem: dict[str, Any] | None
     """Why it was refused (RFC 9457)."""
 
@@ -29,19 +29,19 @@ class AttemptItems(Answer):
     """As many as were sent."""
 
 
-class HeartbeatItem(Answer):
-    """What became of one heartbeat of the batch."""
+class LeaseItem(Answer):
+    """What became of one command of the batch."""
 
     status: int
     """The status that it would have had alone."""
     lease: LeaseAnswer | None
-    """What a live lease is answered; null if the beat was refused."""
+    """What a live lease is answered; null if it was refused."""
     problem: dict[str, Any] | None
     """Why it was refused (RFC 9457)."""
 
 
-class HeartbeatItems(Answer):
+class LeaseItems(Answer):
     """The items of the batch, by position."""
 
-    items: list[HeartbeatItem]
+    items: list[LeaseItem]
     """As many as were sent."""
