@@ -82,8 +82,8 @@ docs: install-dev
 	@exec $(PY) -m docs.generate
 
 # Options of one of them: make bench-heartbeats ARGS='--seconds 600'
-bench: .venv-bench/.done bench-lifecycles bench-routes bench-heartbeats bench-claim bench-push \
-  bench-logs bench-callbacks bench-placement bench-start
+bench: install-dev .venv-bench/.done
+	@exec $(PY) -m bench.whole $(ARGS)
 
 # The libraries that lives are compared with are in a set of their own; without it the rest goes on.
 bench-rivals: install-dev .venv-bench/.done

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+VARIABLE = "BENCH_AIMS"
+"""Names the file that figures are handed on by, where somebody collects them."""
 
 
 @dataclass(frozen=True)
@@ -17,14 +24,17 @@ class Aim:
 
     def line(self) -> str:
         """One row of the table."""
-        if self.value is None:
-            return f"  {self.what:<66}{'':>7}{self._bound():>14}  not measured"
-        met = self.value >= self.bound if self.at_least else self.value <= self.bound
-        word = "reached" if met else "MISSED"
-        return f"  {self.what:<66}{self.value:>7.2f}{self._bound():>14}  {word}"
+        bound = f"{'at least' if self.at_least else 'at most'} {self.bound:g}"
+        shown = "" if self.value is None else f"{self.value:.2f}"
+        return f"  {self.what:<66}{shown:>8}{bound:>15}  {self.word}"
 
-    def _bound(self) -> str:
-        return f"{'at least' if self.at_least else 'at most'} {self.bound:g}"
+    @property
+    def word(self) -> str:
+        """Whether it is reached."""
+        if self.value is None:
+            return "not measured"
+        met = self.value >= self.bound if self.at_least else self.value <= self.bound
+        return "reached" if met else "MISSED"
 
 
 def share(one: float, other: float | None) -> float | None:
@@ -32,8 +42,21 @@ def share(one: float, other: float | None) -> float | None:
     return one / other if other else None
 
 
-def show(aims: list[Aim]) -> None:
+def show(found: Sequence[Aim]) -> None:
     """All of them."""
-    print(f"\n  {'figures to reach, within this run':<66}{'here':>7}{'aim':>14}", flush=True)
-    for aim in aims:
-        print(aim.line())
+    print(f"\n  {'figures to reach, within this run':<66}{'here':>8}{'aim':>15}", flush=True)
+    for aim in found:
+        print(aim.line(), flush=True)
+
+
+def tell(found: Sequence[Aim]) -> None:
+    """Show them, and hand them on where somebody collects them."""
+    show(found)
+    if VARIABLE in os.environ:
+        with Path(os.environ[VARIABLE]).open("a") as file:
+            file.writelines(json.dumps(asdict(aim)) + "\n" for aim in found)
+
+
+def noted(path: Path) -> list[Aim]:
+    """What was handed on."""
+    return [Aim(**json.loads(line)) for line in path.read_text().splitlines()]

@@ -295,7 +295,7 @@ async def main() -> None:
             batch = await phase(watch, lambda: drive(together, wires[:16], given.seconds))
             show(f"batch route, {len(held) // RUNNERS} leases a request", batch)
             await admin.close()
-    aims.show(to_reach(single, batch, given.leases))
+    aims.tell(to_reach(single, batch, given.leases))
 
 
 def _by_runner(held: Sequence[Held]) -> list[Sequence[Held]]:

@@ -1,13 +1,15 @@
 """What benchmarks compare the service with cannot rot: each script leaves what a life leaves."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import asyncpg
 import pytest
 
 from app.store.database import Database
-from bench import limits
+from bench import aims, limits, whole
+from bench.aims import Aim
 from bench.life import Runner, prepare, record
 from bench.pgbench import as_text, hot_settings, render, run
 
@@ -120,11 +122,44 @@ def test_parameters_are_written_as_postgresql_reads_them():
     assert as_text(['a"b\\', None, "x,{y}"]) == '{"a\\"b\\\\",NULL,"x,{y}"}'
 
 
-def test_every_bench_of_the_whole_run_is_a_program():
-    makefile = (ROOT / "Makefile").read_text().replace("\\\n", "")
-    [whole] = re.findall(r"^bench: (.+)$", makefile, re.MULTILINE)
+def test_the_whole_run_knows_programs_that_exist():
+    names = [*whole.TIMED, *whole.OTHERS]
 
-    names = [name.removeprefix("bench-") for name in whole.split() if name.startswith("bench-")]
-
-    assert "lifecycles" in names
     assert [name for name in names if not (ROOT / "bench" / f"{name}.py").exists()] == []
+    assert all("--seconds" in (ROOT / "bench" / f"{name}.py").read_text() for name in whole.TIMED)
+
+
+def test_figures_are_handed_on_and_judged_by_their_bound(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "aims"
+    monkeypatch.setenv(aims.VARIABLE, str(path))
+    found = [
+        Aim("a", 0.5, 0.5),
+        Aim("b", 0.4, 0.5),
+        Aim("c", 0.6, 0.5, at_least=False),
+        Aim("d", None, 1),
+    ]
+
+    aims.tell(found[:2])
+    aims.tell(found[2:])
+
+    assert aims.noted(path) == found
+    assert [aim.word for aim in found] == ["reached", "MISSED", "MISSED", "not measured"]
+    assert capsys.readouterr().out.count("figures to reach") == 2
+
+
+def test_what_is_compared_with_is_locked_by_itself_and_names_no_host():
+    lock = (ROOT / "requirements-bench.lock").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = {re.split(r"[\[<>=; ]", one)[0] for one in project["dependency-groups"]["bench"]}
+
+    pinned = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.MULTILINE))
+
+    assert wanted <= set(pinned)
+    assert "://" not in lock
+    assert lock.count("--hash=sha256:") >= len(pinned)
+    ordinary = [
+        path.read_text() for path in ROOT.glob("requirements*.lock") if "bench" not in path.name
+    ]
+    assert not any(
+        f"\n{name}==" in text for text in ordinary for name in ("procrastinate", "pgqueuer")
+    )
