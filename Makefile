@@ -25,7 +25,7 @@ help:
 	@echo 'make test-pgbouncer  what speaks to the database, through a transaction pooler'
 	@echo 'make check      style, types, import rules'
 	@echo 'make docs       the generated reference'
-	@echo 'make bench      measurements on this machine; also bench-lifecycles, bench-claim, ...'
+	@echo 'make bench      measurements on this machine, and what they should reach; also bench-claim, ...'
 	@echo 'make clean      remove the data of the stack (.dev)'
 	@echo
 	@echo 'run takes PORT=9000, NAME=feature-x (a second stack beside the first), DEV_HOME=/path.'

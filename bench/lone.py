@@ -1,12 +1,14 @@
 """A lone creation, one at a time: what gathering adds to its statements, and HTTP to both.
 
-Three ways of the same creation take turns, so that what else the machine does meets all: the
-command in a transaction of the pool (`direct`), the same through the gatherer (`gathered`), and the
-whole request over HTTP at the service. The first two run in this process.
+Three ways of the same creation take turns in a random order, so that what else the machine does, and
+what the one before left, meets all: the command in a transaction of the pool (`direct`), the same
+through the gatherer (`gathered`), and the whole request over HTTP at the service. The first two run
+in this process.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections import defaultdict
@@ -59,11 +61,12 @@ async def measure(fleet: Fleet, dsn: str, seconds: float) -> Lone:
     async def http() -> None:
         await control.call(CREATE, "POST", "/v1/attempts", new_attempt())
 
-    ways = {"direct": direct, "gathered": gathered, "http": http}
+    ways = [("direct", direct), ("gathered", gathered), ("http", http)]
     found: dict[str, list[float]] = defaultdict(list)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
-        for name, way in ways.items():
+        random.shuffle(ways)
+        for name, way in ways:
             began = perf_counter()
             await way()
             found[name].append((perf_counter() - began) * 1000)

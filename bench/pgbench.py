@@ -37,7 +37,7 @@ from bench.life import Statement, Step
 
 MISSING = (
     "pgbench is not there. It comes with the embedded PostgreSQL (make install); elsewhere\n"
-    "install it (Debian: sudo apt install postgresql-contrib) and give PGBENCH=/path/to/pgbench."
+    "install it (Debian: sudo apt install postgresql) and give PGBENCH=/path/to/pgbench."
 )
 
 

@@ -11,7 +11,7 @@ from app.store.database import Database
 from bench import aims, limits, whole
 from bench.aims import Aim
 from bench.life import Runner, prepare, record
-from bench.pgbench import as_text, hot_settings, render, run
+from bench.pgbench import as_text, hot_settings, pgbench, render, run
 
 ROOT = Path(__file__).parents[1]
 
@@ -163,3 +163,10 @@ def test_what_is_compared_with_is_locked_by_itself_and_names_no_host():
     assert not any(
         f"\n{name}==" in text for text in ordinary for name in ("procrastinate", "pgqueuer")
     )
+
+
+def test_where_pgbench_is_missing_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setenv("PGBENCH", "/nowhere/pgbench")
+
+    with pytest.raises(SystemExit, match="apt install postgresql"):
+        pgbench()
