@@ -1,12 +1,14 @@
 """`make bench-heartbeats`: the fan-in of 10,000 leases, each of which beats every ten seconds.
 
 One service process, PostgreSQL, the S3 server and the load generator share this machine. 100
-runners hold 100 started jobs each. For `--seconds` their beats go out one call each, evenly spread,
-over 64 connections; then for as long by the batch route, one request a runner every ten seconds.
-Printed for either: how many beats came through, their milliseconds (from when a beat was due to its
-answer, so that a service which cannot follow is seen), the share of one core that the service and
-PostgreSQL used, statements and transactions a second as the server counted them, and the service's
-memory at the beginning, every minute and at the end. `--seconds 600` is the full size.
+runners hold 100 started jobs each. For `--seconds` their beats go out by the batch route, one
+request a runner every ten seconds; then for as long one call each, evenly spread, over 64
+connections. Printed for either: how many beats came through, their milliseconds (from when a beat
+was due to its answer, so that a service which cannot follow is seen), the share of one core that
+the service and PostgreSQL used, statements and transactions a second as the server counted them,
+and the service's memory at the beginning, every minute and at the end. `--seconds 600` is the full
+size. A way ends with the first beat that is refused: leases have expired then, and the machine was
+too slow for it.
 
 Authentication is on, TLS off, one process, fsync and synchronous_commit on, access log off.
 """
@@ -119,6 +121,8 @@ async def drive(jobs: Sequence[Job], wires: Sequence[Wire], seconds: float) -> B
 
     async def lane(wire: Wire) -> None:
         for number in numbers:
+            if beats.refused:
+                return
             due = began + number * EVERY_SECONDS / len(jobs)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             await jobs[number % len(jobs)].send(wire, due, beats)
@@ -214,11 +218,11 @@ class Watch:
         )
 
     def _server_seconds(self) -> float:
-        """Of all its processes that live now; those of the pool live as long as the service."""
-        total = cpu_seconds(self._server)
-        for child in self._server.children(recursive=True):
+        """Of all its processes, also of those that have ended."""
+        total = 0.0
+        for process in (self._server, *self._server.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
-                total += cpu_seconds(child)
+                total += sum(process.cpu_times()[:4])  # with its children that have ended
         return total
 
     def megabytes(self) -> float:
@@ -257,7 +261,7 @@ def show(name: str, cost: Cost) -> None:
     print(f"\n  {name}", flush=True)
     print(f"    beats accepted a second {cost.a_second:.0f}, refused {len(beats.refused)} requests")
     for refused in beats.refused[:1]:
-        print(f"    the first: {refused[:200]}")
+        print(f"    ended by it: {refused[:200]}")
     print(f"    ms from due to answered, p50 p95 p99 {spread(beats.milliseconds)}")
     print(f"    of one core: service {cost.service:.0%}, PostgreSQL {cost.postgres:.0%}")
     print(
@@ -288,12 +292,12 @@ async def main() -> None:
             print(f"{len(held):,} jobs started in {took:.0f} s; each beats every 10 s", flush=True)
             wires = [await fleet.wire("runner", defaultdict(list)) for _ in range(CONNECTIONS)]
             watch = Watch(psutil.Process(service.pid), psutil.Process(parts.postgres.pid), admin)
-            singly = [Job((one,)) for one in _spread_out(held)]
-            single = await phase(watch, lambda: drive(singly, wires, given.seconds))
-            show("single calls", single)
             together = [Job(tuple(some)) for some in _by_runner(held)]
             batch = await phase(watch, lambda: drive(together, wires[:16], given.seconds))
             show(f"batch route, {len(held) // RUNNERS} leases a request", batch)
+            singly = [Job((one,)) for one in _spread_out(held)]
+            single = await phase(watch, lambda: drive(singly, wires, given.seconds))
+            show("single calls", single)
             await admin.close()
     aims.tell(to_reach(single, batch, given.leases))
 
@@ -315,8 +319,8 @@ def to_reach(single: Cost, batch: Cost, leases: int) -> list[Aim]:
     return [
         Aim("beats accepted / due, single calls", single.a_second / wanted, 0.99),
         Aim("beats accepted / due, batch route", batch.a_second / wanted, 0.99),
-        Aim("share of one core, single calls", single.service, 0.6, at_least=False),
-        Aim("share of one core, batch route", batch.service, 0.6, at_least=False),
+        Aim("share of one core, single calls", _kept(single, single.service), 0.6, at_least=False),
+        Aim("share of one core, batch route", _kept(batch, batch.service), 0.6, at_least=False),
         Aim("most memory, MB", max(single.memory + batch.memory), 250, at_least=False),
         Aim(
             "memory at the end / after the first minute, single calls",
@@ -325,6 +329,11 @@ def to_reach(single: Cost, batch: Cost, leases: int) -> list[Aim]:
             at_least=False,
         ),
     ]
+
+
+def _kept(cost: Cost, value: float) -> float | None:
+    """The value, where all beats came through; what a broken phase used says nothing."""
+    return None if cost.beats.refused else value
 
 
 if __name__ == "__main__":

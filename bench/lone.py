@@ -1,9 +1,9 @@
 """A lone creation, one at a time: what gathering adds to its statements, and HTTP to both.
 
-Three ways of the same creation take turns in a random order, so that what else the machine does, and
-what the one before left, meets all: the command in a transaction of the pool (`direct`), the same
-through the gatherer (`gathered`), and the whole request over HTTP at the service. The first two run
-in this process.
+Three ways of the same creation take turns in a random order, so that what else the machine does,
+and what the one before left, meets all: the command in a transaction of the pool (`direct`), the
+same through the gatherer (`gathered`), and the whole request over HTTP at the service. The first
+two run in this process.
 """
 
 from __future__ import annotations

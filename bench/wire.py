@@ -88,5 +88,7 @@ def percentile(times: list[float], share: float) -> float:
 
 
 def spread(times: list[float]) -> str:
-    """p50, p95 and p99, as columns of a table."""
+    """p50, p95 and p99, as columns of a table; nothing where nothing was timed."""
+    if not times:
+        return " " * 24
     return "".join(f"{percentile(times, share):>8.1f}" for share in (0.5, 0.95, 0.99))
