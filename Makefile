@@ -12,7 +12,7 @@ export UV_PYTHON_DOWNLOADS := never
 option = $(if $(filter command,$(origin $(1))),--$(2) "$($(1))")
 STACK = $(call option,NAME,name)
 
-.PHONY: help run demo install install-dev test test-thorough test-kill test-storage test-pgbouncer test-slow check format docs bench clean lock
+.PHONY: help run demo install install-dev test test-thorough test-kill test-storage test-pgbouncer test-slow check format docs bench bench-rivals clean lock
 .DEFAULT_GOAL := help
 
 help:
@@ -25,7 +25,7 @@ help:
 	@echo 'make test-pgbouncer  what speaks to the database, through a transaction pooler'
 	@echo 'make check      style, types, import rules'
 	@echo 'make docs       the generated reference'
-	@echo 'make bench      measurements on this machine; also bench-start, bench-claim, ...'
+	@echo 'make bench      measurements on this machine, and what they should reach; also bench-claim, ...'
 	@echo 'make clean      remove the data of the stack (.dev)'
 	@echo
 	@echo 'run takes PORT=9000, NAME=feature-x (a second stack beside the first), DEV_HOME=/path.'
@@ -81,10 +81,16 @@ format: install-dev
 docs: install-dev
 	@exec $(PY) -m docs.generate
 
-bench: bench-start bench-claim bench-push bench-placement bench-lifecycles bench-logs bench-callbacks
+# Options of one of them: make bench-heartbeats ARGS='--seconds 600'
+bench: install-dev .venv-bench/.done
+	@exec $(PY) -m bench.whole $(ARGS)
+
+# The libraries that lives are compared with are in a set of their own; without it the rest goes on.
+bench-rivals: install-dev .venv-bench/.done
+	@exec $(PY) -m bench.rivals $(ARGS)
 
 bench-%: install-dev
-	@exec $(PY) -m bench.$*
+	@exec $(PY) -m bench.$* $(ARGS)
 
 clean:
 	@if [ -x $(PY) ]; then exec $(PY) -m app dev clean $(STACK); \
@@ -93,13 +99,15 @@ clean:
 # --- the locked sets ------------------------------------------------------------------------------
 
 # Renews the locks from pyproject.toml; what they hold stays unless UPGRADE=--upgrade says otherwise.
-# The service alone (for the image), with the embedded parts, and with the tools.
-LOCK = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 \
-  $(UPGRADE) pyproject.toml
+# The service alone (for the image), with the embedded parts, with the tools; and, by themselves,
+# what benchmarks compare with.
+LOCK_OF = $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 $(UPGRADE)
+LOCK = $(LOCK_OF) pyproject.toml
 lock: $(HAS_UV)
 	$(LOCK) -o requirements-service.lock
 	$(LOCK) --extra embedded -o requirements.lock
 	$(LOCK) --extra embedded --group dev -o requirements-dev.lock
+	$(LOCK_OF) --group bench -o requirements-bench.lock
 
 install: .venv/.run .venv/bin/execution-plane
 install-dev: .venv/.dev .venv/bin/execution-plane
@@ -107,21 +115,25 @@ install-dev: .venv/.dev .venv/bin/execution-plane
 # A sync removes what its lock does not name. So where the tools were installed once, their lock,
 # which holds the service's own as well, is the one to follow.
 .venv/.run: requirements.lock $(HAS_UV)
-	@if [ ! -e .venv/.dev ]; then $(call sync,requirements.lock); \
+	@if [ ! -e .venv/.dev ]; then $(call sync,requirements.lock,.venv); \
 	elif [ .venv/.dev -ot requirements-dev.lock ]; then \
-	  $(call sync,requirements-dev.lock) && touch .venv/.dev; fi
+	  $(call sync,requirements-dev.lock,.venv) && touch .venv/.dev; fi
 	@touch $@
 
 .venv/.dev: requirements-dev.lock $(HAS_UV)
-	@$(call sync,requirements-dev.lock)
+	@$(call sync,requirements-dev.lock,.venv)
 	@touch $@ .venv/.run
+
+.venv-bench/.done: requirements-bench.lock $(HAS_UV)
+	@$(call sync,requirements-bench.lock,.venv-bench)
+	@touch $@
 
 define sync
 begun=$$(date +%s); \
 printf '  dependencies  installing the locked set, once ... '; \
-{ [ -x $(PY) ] || $(UV) venv --quiet --python .boot/bin/python3 .venv; } && \
-VIRTUAL_ENV=.venv $(UV) pip sync --quiet --require-hashes $(1) && \
-printf '%4d s  .venv\n' $$(($$(date +%s) - begun))
+{ [ -x $(2)/bin/python ] || $(UV) venv --quiet --python .boot/bin/python3 $(2); } && \
+VIRTUAL_ENV=$(2) $(UV) pip sync --quiet --require-hashes $(1) && \
+printf '%4d s  $(2)\n' $$(($$(date +%s) - begun))
 endef
 
 # Runs from any folder, unlike "python -m app".

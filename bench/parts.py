@@ -38,9 +38,12 @@ def described_machine() -> str:
 class Parts:
     """PostgreSQL, S3, an issuer and any number of service processes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **options: str) -> None:
+        """`options` are further settings of the database server."""
         self._folder = folder
-        self.postgres = EmbeddedPostgres(folder / "postgres", options={"max_connections": 200})
+        self.postgres = EmbeddedPostgres(
+            folder / "postgres", options={"max_connections": 200, **options}
+        )
         self.objects = EmbeddedObjects(folder / "objects")
         self.issuer = Issuer()
         self._issuing = LoopbackServer(issuer_app(self.issuer))
