@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
@@ -34,17 +35,16 @@ class Fleet:
         """A connection in this role."""
         return await Wire(self.url, self.tokens[role], times, **more).open()
 
-    async def runner(self, times: Times, zone: str, lanes: int = 1) -> Runner:
-        """A registered runner, on so many connections of its own."""
-        wires = [await self.wire("runner", times) for _ in range(lanes)]
-        return await Runner(wires, zone).register()
+    async def runner(self, times: Times, zone: str) -> Runner:
+        """A registered runner, on a connection of its own."""
+        return await Runner(await self.wire("runner", times), zone).register()
 
 
 class Runner:
-    """One runner. Its jobs share its connections, each of which has one call under way at most."""
+    """One runner, on one connection."""
 
-    def __init__(self, wires: Sequence[Wire], zone: str) -> None:
-        self.wire, self.wires, self.zone = wires[0], wires, zone
+    def __init__(self, wire: Wire, zone: str) -> None:
+        self.wire, self.zone = wire, zone
         self.id, self.session_id = f"bench-{uuid4().hex[:10]}", str(uuid4())
 
     async def register(self) -> Runner:
@@ -71,27 +71,27 @@ class Runner:
         path = f"/v1/runners/{self.id}/leases:claim"
         return (await self.wire.call(CLAIM, "POST", path, body)).json()["leases"]
 
-    async def under(
-        self, name: str, claimed: dict[str, Any], body: Any, wire: Wire | None = None
-    ) -> None:
+    async def under(self, name: str, claimed: dict[str, Any], body: Any) -> None:
         """One call under a lease."""
         path = f"/v1/leases/{claimed['lease']['id']}:{name}"
-        await (wire or self.wire).call(name, "POST", path, body, claimed["lease_token"])
+        await self.wire.call(name, "POST", path, body, claimed["lease_token"])
 
-    async def under_each(self, name: str, claimed: Sequence[dict[str, Any]], body: Any) -> None:
-        """The same call under each of these leases, over all its connections at once."""
-        left = iter(claimed)
-
-        async def lane(wire: Wire) -> None:
-            for one in left:
-                await self.under(name, one, body, wire)
-
-        await asyncio.gather(*(lane(wire) for wire in self.wires))
+    async def under_all(
+        self, name: str, member: str, claimed: Sequence[dict[str, Any]], **more: Any
+    ) -> None:
+        """The same call under each of these leases, in one request."""
+        items = [
+            {"lease_id": one["lease"]["id"], "lease_token": one["lease_token"], **more}
+            for one in claimed
+        ]
+        if items:
+            answered = await self.wire.call(name, "POST", f"/v1/leases:{name}", {member: items})
+            refused = [item for item in answered.json()["items"] if item["status"] != HTTPStatus.OK]
+            assert not refused, refused[0]
 
     async def close(self) -> None:
-        """Close its connections."""
-        for wire in self.wires:
-            await wire.close()
+        """Close its connection."""
+        await self.wire.close()
 
     def beat(self, **more: Any) -> dict[str, Any]:
         """The body of a heartbeat."""
@@ -111,23 +111,15 @@ async def live_singly(runner: Runner, control: Wire) -> int:
 
 
 async def live_in_batches(runner: Runner, control: Wire) -> int:
-    """Sixty-four lives: one batch of creations, claims of sixteen, heartbeats together.
-
-    Start and completion have no batch route; those of a claim go over the runner's connections.
-    """
+    """Sixty-four lives: one batch of creations, claims of sixteen, and the rest in sixteens."""
     attempts = [new_attempt(placement={"zone": runner.zone}) for _ in range(CREATED)]
     await control.call(CREATE, "POST", "/v1/attempts:batch", {"attempts": attempts})
     done = 0
     for _ in range(CREATED // CLAIMED):
         claimed = await runner.claim(CLAIMED)
-        await runner.under_each(START, claimed, {})
-        beats = [
-            runner.beat(lease_id=one["lease"]["id"], lease_token=one["lease_token"])
-            for one in claimed
-        ]
-        if beats:
-            await runner.wire.call(BEAT, "POST", "/v1/leases:heartbeat", {"heartbeats": beats})
-        await runner.under_each(COMPLETE, claimed, {"outcome": "succeeded"})
+        await runner.under_all(START, "starts", claimed)
+        await runner.under_all(BEAT, "heartbeats", claimed, **runner.beat())
+        await runner.under_all(COMPLETE, "completions", claimed, outcome="succeeded")
         done += len(claimed)
     return done
 
@@ -152,13 +144,12 @@ async def lives(  # what is measured, and how
     seconds: float,
     life: Life,
     process: psutil.Process,
-    lanes: int = 1,
 ) -> Lives:
     """Lives of so many runners at once; what was begun in time is counted to its end."""
     times: Times = defaultdict(list)
     pairs = [
         (
-            await fleet.runner(times, f"z{number % ZONES}", lanes),
+            await fleet.runner(times, f"z{number % ZONES}"),
             await fleet.wire("control-plane", times),
         )
         for number in range(runners)

@@ -143,14 +143,14 @@ async def started_jobs(fleet: Fleet, leases: int) -> list[Held]:
     ready: list[Held] = []
     async with kept_alive(ready, beating):
         for number in range(RUNNERS):
-            runner = await fleet.runner(times, f"z{number}", lanes=8)
+            runner = await fleet.runner(times, f"z{number}")
             placed = {"zone": runner.zone}
             bodies = [
                 new_attempt(placement=placed, timeout_seconds=LONGEST_SECONDS) for _ in range(each)
             ]
             await control.call("create", "POST", "/v1/attempts:batch", {"attempts": bodies})
             claimed = await runner.claim(each)
-            await runner.under_each(START, claimed, {})
+            await runner.under_all(START, "starts", claimed)
             ready += [Held(runner, one["lease"]["id"], one["lease_token"]) for one in claimed]
             await runner.close()
     assert len(ready) == each * RUNNERS

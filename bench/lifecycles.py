@@ -4,11 +4,10 @@ One service process, PostgreSQL, the S3 server and the load generator share this
 create, claim, start, one heartbeat and complete. In one run:
 
 - what the generator reaches against a bare ASGI application and a bare FastAPI echo of the same
-  creation, and creations alone;
+  creation, and creations alone, over 16 and 64 connections;
 - a lone creation, one at a time: over HTTP, through the gatherer, and by its statements alone;
 - lives at 1, 4, 16 and 64 runners by single calls, and by batch routes (64 creations, 16 leases a
-  claim, the heartbeats of a claim in one request; starts and completions one by one over eight
-  connections a runner);
+  claim, and the starts, heartbeats and completions of a claim in a request each);
 - each route's milliseconds at 16 runners;
 - the same statements by pgbench, and four plain ones (bench/limits.py), on the same server;
 - procrastinate and PgQueuer on the same server, where they are installed (bench/rivals.py);
@@ -31,7 +30,7 @@ import uvloop
 from bench import aims, limits, lone, rivals
 from bench.aims import Aim, share
 from bench.ceiling import Calls, bare, creations
-from bench.fleet import BEAT, CLAIM, CLAIMED, COMPLETE, CREATE, START, Fleet, Lives, lives
+from bench.fleet import BEAT, CLAIM, CLAIMED, COMPLETE, CREATE, START, Fleet, Life, Lives, lives
 from bench.fleet import live_in_batches as in_batches
 from bench.fleet import live_singly as singly
 from bench.limits import Limits
@@ -41,20 +40,25 @@ from bench.wire import Times, spread
 
 SINGLY = (1, 4, 16, 64)
 IN_BATCHES = (4, 16)
-LANES = 8
+CONNECTIONS = (16, 64)
+ECHO, CREATION = "bare FastAPI echo of a creation", "creation"
 ROUTES = (CREATE, CLAIM, START, BEAT, COMPLETE)
 
 
-async def one_route(fleet: Fleet, seconds: float, process: psutil.Process) -> dict[str, Calls]:
+async def one_route(
+    fleet: Fleet, seconds: float, process: psutil.Process, connections: int
+) -> dict[str, Calls]:
     """Creations against servers that do less and less."""
     found = {
-        "bare ASGI (the generator's ceiling)": await bare("asgi", seconds / 2, 16),
-        "bare FastAPI echo of a creation": await bare("echo", seconds / 2, 16),
+        "bare ASGI (the generator's ceiling)": await bare("asgi", seconds / 2, connections),
+        ECHO: await bare("echo", seconds / 2, connections),
     }
-    wires = [await fleet.wire("control-plane", defaultdict(list)) for _ in range(16)]
+    wires = [await fleet.wire("control-plane", defaultdict(list)) for _ in range(connections)]
     await creations(wires, 2, process)
-    found["creation"] = await creations(wires, seconds, process)
-    print(f"\n  {'one route, 16 connections':<52}{'a second':>10}{'CPU ms a call':>15}")
+    found[CREATION] = await creations(wires, seconds, process)
+    for wire in wires:
+        await wire.close()
+    print(f"\n  {f'one route, {connections} connections':<52}{'a second':>10}{'CPU ms a call':>15}")
     for name, measured in found.items():
         print(f"  {name:<52}{measured.a_second:>10.0f}{measured.cpu_ms:>15.2f}", flush=True)
     return found
@@ -66,14 +70,15 @@ async def whole_lives(
     """Lives by single calls and by batch routes, by the number of runners."""
     print(f"\n  {'lives over HTTP':<52}{'a second':>10}{'CPU ms a life':>15}", flush=True)
 
-    async def measured(name: str, runners: int, *how: int) -> Lives:
-        life = in_batches if how else singly
-        done = await lives(fleet, runners, seconds, life, process, *how)
+    async def measured(name: str, runners: int, life: Life) -> Lives:
+        done = await lives(fleet, runners, seconds, life, process)
         print(f"  {f'{name}, {runners} runners':<52}{done.a_second:>10.0f}{done.cpu_ms:>15.2f}")
         return done
 
-    single = {runners: await measured("single calls", runners) for runners in SINGLY}
-    batches = {runners: await measured("batch routes", runners, LANES) for runners in IN_BATCHES}
+    single = {runners: await measured("single calls", runners, singly) for runners in SINGLY}
+    batches = {
+        runners: await measured("batch routes", runners, in_batches) for runners in IN_BATCHES
+    }
     return single, batches
 
 
@@ -85,7 +90,7 @@ def show_routes(times: Times) -> None:
 
 
 def to_reach(
-    routes: dict[str, Calls],
+    routes: dict[int, dict[str, Calls]],
     alone: lone.Lone,
     single: dict[int, Lives],
     batches: float,
@@ -93,11 +98,9 @@ def to_reach(
     others: dict[Rival, Rates],
 ) -> list[Aim]:
     """The ratios of one run, each against the most that the other side reached."""
-    echo, create = routes["bare FastAPI echo of a creation"], routes["creation"]
     best = {rival: max(rates.values()) for rival, rates in others.items()}
     return [
-        Aim("creations over HTTP / FastAPI echo", create.a_second / echo.a_second, 0.5),
-        Aim("service CPU a creation / echo's", create.cpu_ms / echo.cpu_ms, 1.6, at_least=False),
+        *(aim for connections in CONNECTIONS for aim in against_echo(connections, routes)),
         Aim(
             "p50 of a lone creation gathered / its statements",
             alone.gathered / alone.direct,
@@ -114,6 +117,16 @@ def to_reach(
         Aim("batch routes / procrastinate", share(batches, best.get(PROCRASTINATE)), 6),
         *against_pgbench("single calls, 16 runners", single[16].a_second, found),
         *against_pgbench("single calls, most", max(one.a_second for one in single.values()), found),
+    ]
+
+
+def against_echo(connections: int, routes: dict[int, dict[str, Calls]]) -> list[Aim]:
+    """Creations against a FastAPI that does nothing with them."""
+    echo, create = routes[connections][ECHO], routes[connections][CREATION]
+    name = f"creations, {connections} connections"
+    return [
+        Aim(f"{name} / FastAPI echo", create.a_second / echo.a_second, 0.5),
+        Aim(f"{name}: service CPU / echo's", create.cpu_ms / echo.cpu_ms, 1.6, at_least=False),
     ]
 
 
@@ -137,7 +150,7 @@ async def main() -> None:
             service = await parts.serve()
             process = psutil.Process(service.pid)
             fleet = Fleet(parts, service.url)
-            routes = await one_route(fleet, seconds, process)
+            routes = {one: await one_route(fleet, seconds, process, one) for one in CONNECTIONS}
             alone = await lone.measure(fleet, parts.postgres.dsn, seconds)
             lone.show(alone)
             single, batches = await whole_lives(fleet, seconds, process)

@@ -117,7 +117,7 @@ class _Renderer:
             texts = [as_text(value) for value in (first, *others)]
             chosen = ", ".join(f":{self._text(text)}" for text in texts)
             return f":{self._make(f'(ARRAY[{chosen}]::text[])[:client_id::int + 1]')}"
-        assert isinstance(first, list)
+        assert isinstance(first, (list, tuple))
         assert all(one != other for one, other in zip(first, second, strict=True)), (first, second)
         numbers = [self._fresh.setdefault(one, len(self._fresh)) for one in first]
         form = self._form(first[0], second[0])
@@ -151,7 +151,7 @@ class _Renderer:
 
 def as_text(value: Any) -> str:
     """A parameter as the text that PostgreSQL reads it from."""
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return (
             "{" + ",".join("NULL" if one is None else _quoted(as_text(one)) for one in value) + "}"
         )
