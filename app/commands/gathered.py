@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from weakref import WeakSet
 
-from app.commands import attempts, leases
+from app.commands import attempts, leases, runners
 from app.commands.attempts import Created, CreateRequest
 from app.commands.claims import Claim, Claimer, ClaimRequest, PlacementClasses, try_claims
 from app.commands.ends import rules_of
 from app.commands.leases import BeatRequest, CompleteRequest, Terms, Word
-from app.domain.commands import StartLease
+from app.domain.commands import ReportStatus, StartLease
 from app.domain.keys import KeyRing
 from app.settings import Settings
 from app.store.database import Database
-from app.store.gathering import Gatherer
+from app.store.gathering import Gatherer, Work
 from app.store.leases import Beaten, Started
+
+C = TypeVar("C")
+O = TypeVar("O")  # noqa: E741 - an outcome
 
 Batched = Callable[[str, int], None]
 
@@ -29,6 +34,10 @@ class Gathered:
     start: Gatherer[StartLease, Started]
     heartbeat: Gatherer[BeatRequest, Beaten]
     complete: Gatherer[CompleteRequest, Word]
+    report: Gatherer[ReportStatus, bool]
+    database: Database
+    batched: Batched
+    others: WeakSet[Gatherer[Any, Any]] = field(default_factory=WeakSet)
 
     @classmethod
     def of(
@@ -80,9 +89,35 @@ class Gathered:
                 lambda request: str(request.command.lease_id),
                 batched=lambda size: batched("lease.complete", size),
             ),
+            report=Gatherer(
+                database,
+                runners.report_status,
+                lambda command: command.runner_id,
+                lambda command: command.runner_id,
+                batched=lambda size: batched("runner.report_status", size),
+            ),
+            database=database,
+            batched=batched,
         )
+
+    def also(
+        self,
+        name: str,
+        work: Work[C, O],
+        key: Callable[[C], Hashable],
+        caller: Callable[[C], str] = lambda _: "",
+        group: Callable[[C], Hashable] = lambda _: None,
+    ) -> Gatherer[C, O]:
+        """A gatherer of somebody's own, which is drained with the others."""
+        made = Gatherer(
+            self.database, work, key, caller, group, lambda size: self.batched(name, size)
+        )
+        self.others.add(made)
+        return made
 
     async def drain(self) -> None:
         """Return when nothing is under way any more."""
-        for gatherer in (self.create, self.claim, self.start, self.heartbeat, self.complete):
+        hot = (self.create, self.claim, self.start, self.heartbeat, self.complete, self.report)
+        gatherers: list[Gatherer[Any, Any]] = [*hot, *self.others]
+        for gatherer in gatherers:
             await gatherer.drain()
