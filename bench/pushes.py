@@ -38,6 +38,7 @@ from tests.push.service import LEDGER, registry_of_tests
 
 SENDERS = 64
 LEASES = 512
+LINE = b"a line of a log\n"
 
 Data = Callable[[], dict[str, Any]]
 
@@ -108,14 +109,10 @@ def kinds(held: list[tuple[Runner, dict[str, Any]]]) -> dict[str, Data]:
 
     def line() -> dict[str, Any]:
         _, claimed = next(places)
-        stream = f"s{next(numbers)}"
-        return {
-            **proof(claimed),
-            "stream": stream,
-            "offset": offsets[stream],
-            "final": True,
-            "data_base64": base64.b64encode(b"a line of a log\n").decode(),
-        }
+        offset = offsets[claimed["lease_token"]]
+        offsets[claimed["lease_token"]] += len(LINE)
+        data = base64.b64encode(LINE).decode()
+        return {**proof(claimed), "stream": "stdout", "offset": offset, "data_base64": data}
 
     return {
         "lease.heartbeat": beat,
@@ -193,6 +190,8 @@ async def measure(parts: Parts, service: Service, sql: Any, options: Any) -> Non
         print(f"  {to:<22}{count / took:>9.0f}{shares}{rest}", flush=True)
         for wire in wires:
             await wire.close()
+    letters = await sql.fetch("SELECT reason, count(*) AS n FROM dead_letters GROUP BY reason")
+    assert not letters, letters
 
 
 async def xid(sql: Any) -> int:

@@ -7,17 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from app.commands import attempts, leases, runners
+from app.commands import attempts, leases, logs, runners
 from app.commands.attempts import Created, CreateRequest
 from app.commands.claims import Claim, Claimer, ClaimRequest, PlacementClasses, try_claims
 from app.commands.ends import rules_of
 from app.commands.leases import BeatRequest, CompleteRequest, Terms, Word
+from app.commands.logs import AppendRequest
 from app.domain.commands import ReportStatus, StartLease
 from app.domain.keys import KeyRing
 from app.settings import Settings
+from app.store import logs as log_rows
 from app.store.database import Database
 from app.store.gathering import Gatherer, Work
-from app.store.leases import Beaten, Started
+from app.store.leases import Beaten, Key, Started
+from app.store.logs import Place, Recorded
 
 C = TypeVar("C")
 O = TypeVar("O")  # noqa: E741 - an outcome
@@ -35,6 +38,8 @@ class Gathered:
     heartbeat: Gatherer[BeatRequest, Beaten]
     complete: Gatherer[CompleteRequest, Word]
     report: Gatherer[ReportStatus, bool]
+    look_at_log: Gatherer[tuple[Key, str], Place | None]
+    append: Gatherer[AppendRequest, Recorded]
     database: Database
     batched: Batched
     others: WeakSet[Gatherer[Any, Any]] = field(default_factory=WeakSet)
@@ -50,7 +55,7 @@ class Gathered:
     ) -> Gathered:
         """The gatherers of a process; `batched` is told the command and the size of each batch."""
         claimer = Claimer(keys, classes, settings.leases, rules_of(settings.leases))
-        terms = Terms.of(settings.leases)
+        terms, log_terms = Terms.of(settings.leases), log_rows.Terms.of(settings.leases)
         limit = settings.limits.max_placement_classes_per_kind
         return cls(
             create=Gatherer(
@@ -96,6 +101,21 @@ class Gathered:
                 lambda command: command.runner_id,
                 batched=lambda size: batched("runner.report_status", size),
             ),
+            look_at_log=Gatherer(
+                database,
+                lambda conn, batch: log_rows.look(conn, log_terms, batch),
+                lambda asked: asked,
+                batched=lambda size: batched("log.look", size),
+            ),
+            append=Gatherer(
+                database,
+                lambda conn, batch: logs.append(conn, log_terms, batch),
+                lambda request: request.key.lease_id,
+                lambda request: str(request.key.lease_id),
+                # Those with an event lock attempts as well, and then no others' leases.
+                group=lambda request: request.leak is not None,
+                batched=lambda size: batched("log.append", size),
+            ),
             database=database,
             batched=batched,
         )
@@ -117,7 +137,6 @@ class Gathered:
 
     async def drain(self) -> None:
         """Return when nothing is under way any more."""
-        hot = (self.create, self.claim, self.start, self.heartbeat, self.complete, self.report)
-        gatherers: list[Gatherer[Any, Any]] = [*hot, *self.others]
-        for gatherer in gatherers:
-            await gatherer.drain()
+        for gatherer in [*vars(self).values(), *self.others]:
+            if isinstance(gatherer, Gatherer):
+                await gatherer.drain()
