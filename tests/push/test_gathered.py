@@ -11,7 +11,8 @@ from app.domain.errors import AlreadyStarted, OutcomeUnknown, StateChanged
 from app.embedded.environment import ACCOUNTS, AUDIENCE, SUBSCRIPTION
 from app.handlers.registry import Registry
 from app.store import gathering
-from tests.driver import Control, RunnerClient, new_attempt
+from tests.driver import Control, Held, RunnerClient, new_attempt
+from tests.gathered import together
 from tests.push.conftest import envelope
 from tests.push.service import Add, registry_of_tests
 
@@ -200,54 +201,64 @@ async def test_nothing_is_taken_for_quiet_longer_than_a_mark_takes_to_count():
     assert histories.QUIET_SECONDS < 5
 
 
-@pytest.mark.parametrize("kind", ["attempt.create", "lease.heartbeat", "runner.report_status"])
+KINDS = [
+    *("attempt.create", "lease.heartbeat", "lease.complete"),
+    *("runner.report_status", "log.append"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_pushes_and_requests_of_one_kind_share_their_batches(kind, instance, issuer):
     one = await instance()
     mint = issuer[0].mint
     control = Control(one.http, mint(ACCOUNTS["control-plane"], AUDIENCE))
-    fleet = [RunnerClient(one.http, mint(ACCOUNTS["runner"], AUDIENCE)) for _ in range(4)]
     held = []
-    for runner in fleet:
+    for _ in range(4):
+        runner = RunnerClient(one.http, mint(ACCOUNTS["runner"], AUDIENCE))
         await runner.register()
         await control.create()
         held.append(await runner.start())
-    proofs = [{"lease_id": each.id, "lease_token": each.token} for each in held]
-    asked = {
-        "attempt.create": (
-            lambda _: control.try_create(),
-            lambda _: new_attempt(),
-            one.services.gathered.create,
-        ),
+    data, ask = {
+        "attempt.create": (lambda _: new_attempt(), lambda _: control.try_create()),
         "lease.heartbeat": (
-            lambda n: held[n].beat(sequence=5),
-            lambda n: {**proofs[n], "session_id": fleet[n].session_id, "sequence": 5},
-            one.services.gathered.heartbeat,
+            lambda h: {**proof(h), "session_id": h.runner.session_id, "sequence": 5},
+            lambda h: h.beat(sequence=5),
+        ),
+        "lease.complete": (
+            lambda h: {**proof(h), "outcome": "succeeded"},
+            lambda h: h.complete(),
         ),
         "runner.report_status": (
-            lambda n: fleet[n].call(
-                "PUT", f"/v1/runners/{fleet[n].id}/status", json=report(fleet[n])
+            lambda h: {"runner_id": h.runner.id, **report(h.runner)},
+            lambda h: h.runner.call(
+                "PUT", f"/v1/runners/{h.runner.id}/status", json=report(h.runner)
             ),
-            lambda n: {"runner_id": fleet[n].id, **report(fleet[n])},
-            one.services.gathered.report,
         ),
-    }
-    ask, data, gatherer = asked[kind]
-    sizes: list[int] = []
-    gatherer._batched, told = sizes.append, gatherer._batched
+        "log.append": (
+            lambda h: {**proof(h), "stream": "stdout", "offset": 0, "data_base64": "YQo="},
+            lambda h: h.log(b"a\n", 0),
+        ),
+    }[kind]
+    name = {"runner.report_status": "report"}.get(kind, kind.split(".")[1])
 
-    gatherer._tasks.update({object() for _ in range(gathering.PARALLEL)})  # all are busy
-    pushes = [asyncio.create_task(one.pusher.push(kind, data(n))) for n in (0, 1)]
-    requests = [asyncio.create_task(ask(n)) for n in (2, 3)]
-    async with asyncio.timeout(10):
-        while len(gatherer._waiting) < 4:
-            await asyncio.sleep(0.001)
-    gatherer._tasks.clear()
-    gatherer._begin()
-    answers = await asyncio.gather(*pushes, *requests)
-    gatherer._batched = told
+    answers, sizes = await together(
+        getattr(one.services.gathered, name),
+        [
+            *(one.pusher.push(kind, data(each)) for each in held[:2]),
+            *(ask(each) for each in held[2:]),
+        ],
+    )
 
     assert {answer.status_code for answer in answers} <= {200, 201, 204}
     assert sizes == [4]
+    dead = await one.services.database.run(
+        lambda conn: conn.fetchval("SELECT count(*) FROM dead_letters")
+    )
+    assert dead == 0
+
+
+def proof(held: Held) -> dict:
+    return {"lease_id": held.id, "lease_token": held.token}
 
 
 def report(runner: RunnerClient) -> dict:
@@ -311,27 +322,48 @@ async def test_push_that_breaks_its_batch_fails_alone(bad, instance, ledger, sql
     assert await sql.fetch("SELECT failures, handler FROM message_failures") == [(1, "desk.note")]
 
 
-async def test_message_that_failed_before_is_carried_out_alone_and_its_failures_forgotten(
+async def test_messages_that_failed_before_go_alone_and_their_failures_are_forgotten(
     instance, ledger, sql
 ):
     one = await instance()
-    message = envelope("desk.note", {"number": 5})
-    await sql.execute(
-        "INSERT INTO message_failures (message_digest, handler, failures) VALUES ($1, '', 1)",
-        _digest_of(message, one.services.keys),
-    )
+    noted = [envelope("desk.note", {"number": number}) for number in range(5)]
+    for message in noted:
+        await sql.execute(
+            "INSERT INTO message_failures (message_digest, handler, failures) VALUES ($1, '', 1)",
+            _digest_of(message, one.services.keys),
+        )
     one.desk.open.clear()
     first = one.push(1000, 1001)
     await one.desk.until_batches(gathering.PARALLEL)
-    tasks = [asyncio.create_task(one.pusher.push_envelope(message)), *one.push(6)]
-    await one.until_waiting(2)
+    tasks = [asyncio.create_task(one.pusher.push_envelope(message)) for message in noted]
+    tasks += one.push(6)
+    await one.until_waiting(6)
     one.desk.open.set()
     answers = await asyncio.gather(*tasks, *first)
 
     assert {answer.status_code for answer in answers} == {204}
-    assert one.desk.batches[gathering.PARALLEL :] == [[6], [5]]
+    assert sorted(one.desk.batches[gathering.PARALLEL :]) == [[0], [1], [2], [3], [4], [6]]
     assert await rows(sql, "message_failures") == 0
-    assert await ledger() == [5, 6, 1000, 1001]
+    assert await ledger() == [0, 1, 2, 3, 4, 6, 1000, 1001]
+
+
+async def test_large_messages_hold_up_no_set(instance, ledger):
+    one = await instance()
+    note = "x" * 1_100_000
+    one.desk.open.clear()
+    first = one.push(1000, 1001)
+    await one.desk.until_batches(gathering.PARALLEL)
+    large = [
+        asyncio.create_task(one.pusher.push("desk.note", {"number": number, "note": note}))
+        for number in range(3)
+    ]
+    await one.desk.until_batches(gathering.PARALLEL + 3)
+    one.desk.open.set()
+    answers = await asyncio.gather(*first, *large)
+
+    assert {answer.status_code for answer in answers} == {204}
+    assert sorted(one.desk.batches) == [[0], [1], [2], [1000], [1001]]
+    assert await ledger() == [0, 1, 2, 1000, 1001]
 
 
 def _digest_of(content, keys) -> str:
