@@ -81,7 +81,7 @@ format: install-dev
 docs: install-dev
 	@exec $(PY) -m docs.generate
 
-bench: bench-start bench-claim bench-push bench-placement bench-lifecycles bench-logs bench-callbacks
+bench: bench-start bench-claim bench-push bench-pushes bench-placement bench-lifecycles bench-logs bench-callbacks
 
 bench-%: install-dev
 	@exec $(PY) -m bench.$*

@@ -37,6 +37,7 @@ from tests.kill.world import ROOT, ServiceProcess
 from tests.push.service import LEDGER, registry_of_tests
 
 SENDERS = 64
+RUNNERS = 64
 LEASES = 512
 LINE = b"a line of a log\n"
 
@@ -66,22 +67,23 @@ def delivery(to: str, data: dict[str, Any]) -> dict[str, Any]:
 
 
 async def leases(fleet: Fleet) -> list[tuple[Runner, dict[str, Any]]]:
-    """Started leases, of eight runners."""
+    """Started leases; neighbours are of different runners."""
     times: Any = defaultdict(list)
     control = await fleet.wire("control-plane", times)
     held = []
-    for number in range(8):
+    for number in range(RUNNERS):
         runner = await fleet.runner(times, f"z{number}")
         attempts = [
             new_attempt(placement={"zone": runner.zone}, timeout_seconds=86_400)
-            for _ in range(LEASES // 8)
+            for _ in range(LEASES // RUNNERS)
         ]
         await control.call("create", "POST", "/v1/attempts:batch", {"attempts": attempts})
-        while len(held) < LEASES // 8 * (number + 1):
+        while len(held) < LEASES // RUNNERS * (number + 1):
             for claimed in await runner.claim(64):
                 await runner.under("start", claimed, {})
                 held.append((runner, claimed))
-    return held
+    each = LEASES // RUNNERS
+    return [held[place] for first in range(each) for place in range(first, LEASES, each)]
 
 
 def kinds(held: list[tuple[Runner, dict[str, Any]]]) -> dict[str, Data]:
