@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -118,28 +118,33 @@ def _database_url(environ: Mapping[str, str]) -> str:
 
 @cli.command("check-config")
 @click.option("--objects", is_flag=True, help="Try instead what the object store can do.")
-def check_config(*, objects: bool) -> None:
+@click.option("--database", is_flag=True, help="Ask instead whether the database has the room.")
+@click.option("--instances", type=click.IntRange(1), default=1, help="How many, for --database.")
+def check_config(*, objects: bool, database: bool, instances: int) -> None:
     """Show every setting with its value and where it came from; secrets are hidden."""
-    settings = _settings()
-    if objects:
-        _check_objects(settings)
+    from app.commands import lock_room  # noqa: PLC0415
+    from app.objects import report  # noqa: PLC0415
     from app.settings.showing import lines  # noqa: PLC0415
 
+    settings = _settings()
+    if objects:
+        _end_with(report.report_on(settings.objects), "object store")
+    if database:
+        _end_with(lock_room.report_on(settings, instances), "database")
     for line in lines(settings, os.environ):
         click.echo(line)
 
 
-def _check_objects(settings: Settings) -> NoReturn:
-    """Try the store. Exit status 1: the service would not work with it as it is set."""
+def _end_with(asked: Coroutine[Any, Any, Any], part: str) -> NoReturn:
+    """Print a report on a part. Exit status 1: the service would not do with it as it is set."""
     import asyncio  # noqa: PLC0415
 
-    from app.domain.errors import ObjectStoreUnavailable  # noqa: PLC0415
-    from app.objects.report import report_on  # noqa: PLC0415
+    from app.domain.errors import ServiceError  # noqa: PLC0415
 
     try:
-        report = asyncio.run(report_on(settings.objects))
-    except ObjectStoreUnavailable as error:
-        _fail(f"The object store does not answer: {error.__cause__}", status=NOT_REACHABLE)
+        report = asyncio.run(asked)
+    except ServiceError as error:
+        _fail(f"The {part} does not answer: {error.__cause__}", status=NOT_REACHABLE)
     for line in report.lines:
         click.echo(line)
     sys.exit(not report.usable)

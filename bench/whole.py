@@ -18,7 +18,7 @@ from bench import aims
 
 TIMED = ("lifecycles", "routes", "heartbeats")
 """These take `--seconds`."""
-OTHERS = ("claim", "push", "logs", "callbacks", "placement", "start")
+OTHERS = ("claim", "push", "pushes", "logs", "callbacks", "placement", "start")
 
 
 def main() -> int:

@@ -302,6 +302,33 @@ async def test_without_a_database_everyone_is_told_so_once():
     assert desk.batches == []
 
 
+async def test_flood_of_one_kind_does_not_starve_another(fresh_database, lines):
+    """Both want connections of a pool that has no more than a flood would like to take."""
+    database = Database(DatabaseSettings(url=fresh_database, pool_size=gathering.PARALLEL))
+    flood, other = Desk(database), Desk(database)
+    order: list[str] = []
+    for name, desk in (("flood", flood), ("other", other)):
+        work = desk.gatherer._work
+
+        async def noted(conn, batch, name=name, work=work):
+            order.append(name)
+            return await work(conn, batch)
+
+        desk.gatherer._work = noted
+    flood.open.clear()
+    first = flood.ask(*range(1000))
+    await flood.until_batches(gathering.PARALLEL)
+    [task] = other.ask(5000)
+    await asyncio.sleep(0)
+    flood.open.set()
+
+    assert await task == 5000
+    await asyncio.gather(*first)
+    assert order.index("other") <= 2 * gathering.PARALLEL
+    assert order.count("flood") > 2 * gathering.PARALLEL
+    await database.close()
+
+
 async def test_drain_waits_for_what_is_under_way(desk, lines):
     tasks = await desk.ask_while_busy(*range(100))
 

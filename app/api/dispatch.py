@@ -6,61 +6,28 @@ it may succeed later for a reason of the message's own, or it is our fault. `out
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from uuid import UUID
+from dataclasses import replace
+from datetime import datetime
 
 import structlog
-from opentelemetry import trace
 
-from app import failpoints
 from app.api.bodies import validate
+from app.api.carrying import Also, Carrier, Work, ours_alone
 from app.api.deliveries import Received
-from app.api.outcomes import SETTLE_SECONDS, Outcome, Settler
-from app.api.traces import form_of, message_span, tell_outcome
-from app.domain.commands import Command
+from app.api.histories import Histories
+from app.api.outcomes import Outcome, Settler
+from app.api.traces import message_span, tell_outcome
+from app.commands.messages import Buried, Done, End
 from app.domain.envelope import Envelope
-from app.domain.errors import (
-    DatabaseUnavailable,
-    HandlerFailed,
-    HandlerNotAllowed,
-    HandlerUnknown,
-    RequestInvalid,
-    ServiceError,
-    StillRunning,
-)
+from app.domain.errors import HandlerNotAllowed, HandlerUnknown, RequestInvalid, ServiceError
 from app.domain.ids import new_id
-from app.handlers.registry import Context, Handler, Registry
+from app.handlers.registry import Context, Registry
 from app.services import Services
 from app.store import messages
-from app.store.database import Connection
 from app.store.messages import Message
 
-_LOG = structlog.get_logger(__name__)
-_MARK_AFTER_SECONDS = 1.0
-_MARK_ABOVE_BYTES = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
-
-Also = Callable[[Connection], Awaitable[None]]
-
-
-class AlreadyDone(Exception):
-    """The message was processed before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A message whose handler is known and whose data is valid."""
-
-    message: Message
-    handler: Handler
-    context: Context
-    command: Command
-    size: int
 
 
 class Dispatcher:
@@ -70,11 +37,10 @@ class Dispatcher:
         """`registry`: all handlers that there are."""
         self._services = services
         self._registry = registry
-        self._settler = Settler(services, registry)
-        self._process_id: UUID = new_id()
-        push = services.settings.push
-        # Longer than any delivery lives: a mark that old was left by a process that died.
-        self._patience = timedelta(seconds=push.handler_timeout_seconds + 5)
+        process_id = new_id()
+        self._settler = Settler(services, registry, process_id)
+        self._histories = Histories(services, process_id)
+        self._carrier = Carrier(services, process_id)
 
     async def dispatch(
         self, received: Received, allowed: tuple[str, ...], deadline: float
@@ -101,6 +67,7 @@ class Dispatcher:
                 outcome = await self._try(name, message, received, allowed, deadline)
             except ServiceError as error:
                 outcome = await self._settler.settle(name, message, received, error)
+                self._histories.disturb()
             tell_outcome(
                 span, outcome.word, None if outcome.error is None else outcome.error.reason()
             )
@@ -120,16 +87,26 @@ class Dispatcher:
             raise received.fault
         size = len(delivery.data or b"")
         work = self.prepare(message, envelope, allowed, delivery.published_at, size)
-        history = await self._look_up(message, deadline)
-        if history.processed:
-            return Outcome(name, "duplicate")
-        try:
-            await self.carry_out(work, deadline)
-        except AlreadyDone:
-            return Outcome(name, "duplicate")
-        if history.noted:
-            await self._tidy(lambda conn: messages.forget_failures(conn, message))
-        return Outcome(name, "done")
+        end: Done = End.NOTED
+        if work.handler.idempotent_by is None or self._histories.is_quiet:
+            end = await self._carry_out(work, received, deadline)
+        if end is End.NOTED:
+            history = await self._histories.look_up(message, deadline)
+            end = End.DUPLICATE
+            if not history.processed:
+                end = await self._carry_out(replace(work, known=True), received, deadline)
+                if history.noted:
+                    await self._carrier.tidy(lambda conn: messages.forget_failures(conn, message))
+        if isinstance(end, Buried):
+            self._settler.tell_buried(message, end.error)
+            return Outcome(name, "dead-letter")
+        return Outcome(name, end.value)
+
+    async def _carry_out(self, work: Work, received: Received, deadline: float) -> Done:
+        letter_of = self._settler.letter_of
+        return await self._carrier.carry_out(
+            work, deadline, bury=lambda error: letter_of(work.message, received, error)
+        )
 
     def prepare(
         self,
@@ -151,7 +128,7 @@ class Dispatcher:
         data = envelope.data
         if not isinstance(data, dict):
             raise RequestInvalid([{"pointer": "", "detail": "must be a JSON object"}])
-        with _told():
+        with ours_alone():
             fields = data if handler.prepare is None else handler.prepare(data, envelope.id)
             command = validate(handler.model, fields)
         context = Context(
@@ -164,83 +141,9 @@ class Dispatcher:
         )
         return Work(message, handler, context, command, size)
 
-    async def carry_out(self, work: Work, deadline: float, also: Also | None = None) -> None:
-        """Run the handler; its effect and the note that the message is done are one transaction.
-
-        `also` is run in that transaction, before the handler; of a handler that is idempotent by
-        its own key it is not run at all. Raises AlreadyDone, StillRunning, what the handler raises
-        of our errors, and HandlerFailed for anything else or when the time is over.
-        """
-        with _told():
-            async with asyncio.timeout_at(deadline), self._marked(work):
-                await self._run(work, also)
-        if failpoints.ARMED:
-            await failpoints.hit("push.after_commit")
-
-    async def _run(self, work: Work, also: Also | None) -> None:
-        context = replace(work.context, span=trace.get_current_span())
-        if work.handler.idempotent_by is not None:
-            await work.handler.run(context, work.command)
-        else:
-            await self._services.database.run(
-                lambda conn: _once(conn, work, replace(context, connection=conn), also)
-            )
-
-    async def _look_up(self, message: Message, deadline: float) -> messages.History:
-        """What is known of the message. One that keeps killing its process raises."""
-        database, push = self._services.database, self._services.settings.push
-        try:
-            async with asyncio.timeout_at(deadline):
-                history = await database.run(
-                    lambda conn: messages.find_history(
-                        conn, message.digests, self._process_id, self._patience
-                    )
-                )
-                deaths = history.deaths
-                if history.abandoned and not history.processed:
-                    deaths = await database.run(
-                        lambda conn: messages.count_death(
-                            conn, message, self._process_id, self._patience
-                        )
-                    )
-        except TimeoutError:
-            raise DatabaseUnavailable from None
-        if deaths >= push.deaths_before_dead_letter and not history.processed:
-            raise RequestInvalid([], "Processes died while they worked on this message.")
-        return history
-
-    @contextlib.asynccontextmanager
-    async def _marked(self, work: Work) -> AsyncIterator[None]:
-        """Mark the message while it is worked on for long, in case this process dies of it."""
-        marking: asyncio.Task[None] | None = None
-
-        def begin() -> None:
-            nonlocal marking
-            marking = asyncio.create_task(
-                self._tidy(lambda conn: messages.mark_working(conn, work.message, self._process_id))
-            )
-
-        later = asyncio.get_running_loop().call_later(_MARK_AFTER_SECONDS, begin)
-        if work.size > _MARK_ABOVE_BYTES:
-            later.cancel()
-            begin()
-        try:
-            if marking is not None:
-                await asyncio.wait([marking])
-            yield
-        finally:
-            later.cancel()
-            if marking is not None:
-                await asyncio.wait([marking])
-                await self._tidy(
-                    lambda conn: messages.clear_working(conn, work.message, self._process_id)
-                )
-
-    async def _tidy(self, command: Also) -> None:
-        """Write a note that nothing rests on, or do without it."""
-        with contextlib.suppress(ServiceError, TimeoutError):
-            async with asyncio.timeout(SETTLE_SECONDS):
-                await self._services.database.run(command)
+    async def carry_out(self, work: Work, deadline: float, also: Also) -> Done:
+        """As `Carrier.carry_out`, alone, whatever is known of the message."""
+        return await self._carrier.carry_out(replace(work, known=True), deadline, also)
 
     def _known_name(self, envelope: Envelope | None) -> str:
         """The handler's name for logs, spans and metrics: never a text that a stranger chose."""
@@ -255,40 +158,3 @@ class Dispatcher:
 
     def _is_secret(self, text: str) -> bool:
         return not text.isdecimal() and self._services.masker.mask_text(text)[1].count > 0
-
-
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Turn whatever a handler raises that is not an error of ours into HandlerFailed."""
-    try:
-        yield
-    except (ServiceError, AlreadyDone):
-        raise
-    except TimeoutError:
-        _LOG.warning("push.handler_too_slow")
-        raise HandlerFailed("The handler did not end within its time.") from None
-    except Exception as error:  # noqa: BLE001 - told by its form, never by its words
-        _LOG.error("push.handler_failed", **form_of(error))
-        raise HandlerFailed from None
-
-
-async def _once(conn: Connection, work: Work, context: Context, also: Also | None) -> None:
-    """The effect and the note that the message is done, in one transaction."""
-    if not await messages.try_lock(conn, work.message):
-        raise StillRunning
-    if not await messages.mark_processed_once(conn, work.message):
-        raise AlreadyDone
-    if failpoints.ARMED:
-        await failpoints.hit("push.after_dedupe")
-    if also is not None:
-        await also(conn)
-    try:
-        await work.handler.run(context, work.command)
-    except OSError as error:
-        # Its own trouble with files or networks, unless it is the connection that was lost.
-        if conn.is_closed():
-            raise
-        _LOG.error("push.handler_failed", **form_of(error))
-        raise HandlerFailed from None
-    if failpoints.ARMED:
-        await failpoints.hit("push.after_handler")

@@ -9,25 +9,22 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
+from uuid import UUID
 
 import structlog
 
 from app.api.deliveries import Received
 from app.api.problems import Push, answer_of
-from app.domain.errors import (
-    DatabaseUnavailable,
-    RequestInvalid,
-    ServiceError,
-    StillRunning,
-)
+from app.commands.messages import bury
+from app.domain.errors import DatabaseUnavailable, RequestInvalid, ServiceError
 from app.domain.ids import new_id
 from app.domain.letters import keep
 from app.domain.payloads import outline_pointer
 from app.handlers.registry import Registry
 from app.services import Services
-from app.store import dead_letters, messages
-from app.store.database import Connection
+from app.store import messages
 from app.store.dead_letters import Burial
+from app.store.gathering import Gatherer
 from app.store.messages import Message
 
 _LOG = structlog.get_logger(__name__)
@@ -47,10 +44,16 @@ class Outcome:
 class Settler:
     """Settles what did not get done."""
 
-    def __init__(self, services: Services, registry: Registry) -> None:
-        """For the deliveries of one process."""
+    def __init__(self, services: Services, registry: Registry, process_id: UUID) -> None:
+        """For the deliveries of one process, by the name that it marks messages with."""
         self._services = services
         self._registry = registry
+        self._burying: Gatherer[Burial, bool] = services.gathered.also(
+            "push.bury",
+            lambda conn, batch: bury(conn, process_id, batch),
+            lambda burial: burial.message.digest,
+            lambda burial: burial.message.digest,
+        )
 
     async def settle(
         self, handler: str, message: Message, received: Received, error: ServiceError
@@ -92,12 +95,25 @@ class Settler:
         failures: int,
     ) -> Outcome:
         """Record a dead letter, unless the message is done or at work somewhere after all."""
-        burial = self._burial(message, received, error, failures)
-        if not await self._services.database.run(lambda conn: record(conn, burial)):
+        buried = await self._burying.run(self._burial(message, received, error, failures))
+        if isinstance(buried, ServiceError):
+            raise buried
+        if not buried:
             return Outcome(handler, "duplicate")
+        self.tell_buried(message, error)
+        return Outcome(handler, "dead-letter")
+
+    def tell_buried(self, message: Message, error: ServiceError) -> None:
+        """Count and log a dead letter that is committed."""
         self._services.metrics.dead_letters.labels(error.reason()).inc()
         _LOG.warning("push.dead_letter", reason=error.reason(), message_id=message.message_id)
-        return Outcome(handler, "dead-letter")
+
+    def letter_of(self, message: Message, received: Received, error: ServiceError) -> Burial | None:
+        """The letter of a message that is refused by this error; None if it gets none for it."""
+        poison = answer_of(error).push is Push.POISON
+        if not poison or self._services.settings.push.poison == "nack":
+            return None
+        return self._burial(message, received, error, 0)
 
     def _burial(
         self, message: Message, received: Received, error: ServiceError, failures: int
@@ -122,16 +138,6 @@ class Settler:
             redrivable=kept is not None and kept.redrivable and message.handler is not None,
             failures=failures,
         )
-
-
-async def record(conn: Connection, burial: Burial) -> bool:
-    """Record the letter under the message's lock; False if the message is done after all."""
-    if not await messages.try_lock(conn, burial.message):
-        raise StillRunning
-    if await messages.is_processed(conn, burial.message):
-        return False
-    await dead_letters.record(conn, burial)
-    return True
 
 
 def shown_detail(error: ServiceError) -> str:

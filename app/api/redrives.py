@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from app.api import inside
-from app.api.dispatch import AlreadyDone, Dispatcher, Work
+from app.api.carrying import Work
+from app.api.dispatch import Dispatcher
 from app.api.outcomes import shown_detail
 from app.api.problems import Push, answer_of
+from app.commands.messages import End
 from app.domain import jsontext
 from app.domain.envelope import VERSION, Envelope
 from app.domain.errors import (
@@ -116,14 +118,12 @@ async def _carry_out(services: Services, dispatcher: Dispatcher, work: Work, ask
     loop = asyncio.get_running_loop()
     deadline = loop.time() + services.settings.push.handler_timeout_seconds
     try:
-        await dispatcher.carry_out(work, deadline, close)
-    except AlreadyDone:
-        return "duplicate"
+        end = await dispatcher.carry_out(work, deadline, close)
     except ServiceError as error:
         if answer_of(error).push is not Push.OVERTAKEN:
             raise
         return "overtaken"
-    return "done"
+    return "duplicate" if end is End.DUPLICATE else "done"
 
 
 async def _close(services: Services, asked: Redrive, outcome: str) -> Letter:

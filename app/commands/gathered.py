@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from weakref import WeakSet
 
-from app.commands import attempts, leases
+from app.commands import attempts, leases, logs, runners
 from app.commands.attempts import Created, CreateRequest
 from app.commands.claims import Claim, Claimer, ClaimRequest, PlacementClasses, try_claims
 from app.commands.ends import rules_of
 from app.commands.leases import BeatRequest, CompleteRequest, Terms, Word
-from app.domain.commands import StartLease
+from app.commands.logs import AppendRequest
+from app.domain.commands import ReportStatus, StartLease
 from app.domain.keys import KeyRing
 from app.settings import Settings
+from app.store import logs as log_rows
 from app.store.database import Database
-from app.store.gathering import Gatherer
-from app.store.leases import Beaten, Started
+from app.store.gathering import Gatherer, Work
+from app.store.leases import Beaten, Key, Started
+from app.store.logs import Place, Recorded
+
+C = TypeVar("C")
+O = TypeVar("O")  # noqa: E741 - an outcome
 
 Batched = Callable[[str, int], None]
 
@@ -29,6 +37,12 @@ class Gathered:
     start: Gatherer[StartLease, Started]
     heartbeat: Gatherer[BeatRequest, Beaten]
     complete: Gatherer[CompleteRequest, Word]
+    report: Gatherer[ReportStatus, bool]
+    look_at_log: Gatherer[tuple[Key, str], Place | None]
+    append: Gatherer[AppendRequest, Recorded]
+    database: Database
+    batched: Batched
+    others: WeakSet[Gatherer[Any, Any]] = field(default_factory=WeakSet)
 
     @classmethod
     def of(
@@ -41,7 +55,7 @@ class Gathered:
     ) -> Gathered:
         """The gatherers of a process; `batched` is told the command and the size of each batch."""
         claimer = Claimer(keys, classes, settings.leases, rules_of(settings.leases))
-        terms = Terms.of(settings.leases)
+        terms, log_terms = Terms.of(settings.leases), log_rows.Terms.of(settings.leases)
         limit = settings.limits.max_placement_classes_per_kind
         return cls(
             create=Gatherer(
@@ -80,9 +94,49 @@ class Gathered:
                 lambda request: str(request.command.lease_id),
                 batched=lambda size: batched("lease.complete", size),
             ),
+            report=Gatherer(
+                database,
+                runners.report_status,
+                lambda command: command.runner_id,
+                lambda command: command.runner_id,
+                batched=lambda size: batched("runner.report_status", size),
+            ),
+            look_at_log=Gatherer(
+                database,
+                lambda conn, batch: log_rows.look(conn, log_terms, batch),
+                lambda asked: asked,
+                batched=lambda size: batched("log.look", size),
+            ),
+            append=Gatherer(
+                database,
+                lambda conn, batch: logs.append(conn, log_terms, batch),
+                lambda request: request.key.lease_id,
+                lambda request: str(request.key.lease_id),
+                # Those with an event lock attempts as well, and then no others' leases.
+                group=lambda request: request.leak is not None,
+                batched=lambda size: batched("log.append", size),
+            ),
+            database=database,
+            batched=batched,
         )
+
+    def also(
+        self,
+        name: str,
+        work: Work[C, O],
+        key: Callable[[C], Hashable],
+        caller: Callable[[C], str] = lambda _: "",
+        group: Callable[[C], Hashable] = lambda _: None,
+    ) -> Gatherer[C, O]:
+        """A gatherer of somebody's own, which is drained with the others."""
+        made = Gatherer(
+            self.database, work, key, caller, group, lambda size: self.batched(name, size)
+        )
+        self.others.add(made)
+        return made
 
     async def drain(self) -> None:
         """Return when nothing is under way any more."""
-        for gatherer in (self.create, self.claim, self.start, self.heartbeat, self.complete):
-            await gatherer.drain()
+        for gatherer in [*vars(self).values(), *self.others]:
+            if isinstance(gatherer, Gatherer):
+                await gatherer.drain()

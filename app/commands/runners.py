@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.commands import ends
@@ -69,21 +70,34 @@ async def register(
     return Registration(began=True, ended=tuple(ended))
 
 
-async def report_status(conn: Connection, command: ReportStatus) -> bool | ServiceError:
-    """Store a runner's report; False for one that a newer report has overtaken."""
+async def report_status(
+    conn: Connection, commands: Sequence[ReportStatus]
+) -> list[bool | ServiceError]:
+    """Store reports, at most one a runner; False by position for one that a newer has overtaken."""
     stored = await runners.report(
         conn,
-        command.runner_id,
-        command.session_id,
-        command.sequence,
-        command.status.value,
-        command.capacity_total,
-        command.last_error,
+        [
+            runners.Report(
+                command.runner_id,
+                command.session_id,
+                command.sequence,
+                command.status.value,
+                command.capacity_total,
+                command.last_error,
+            )
+            for command in commands
+        ],
     )
-    if stored:
-        return True
-    found = await runners.find_session(conn, command.runner_id, command.session_id)
-    return session_refusal(found, command) or False
+    missed = [command for command in commands if command.runner_id not in stored]
+    found = await runners.find_sessions(
+        conn, [(command.runner_id, command.session_id) for command in missed]
+    )
+    return [
+        command.runner_id in stored
+        or session_refusal(found.get(command.runner_id), command)
+        or False
+        for command in commands
+    ]
 
 
 def session_refusal(found: runners.Session | None, command: ReportStatus) -> ServiceError | None:

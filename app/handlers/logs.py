@@ -6,13 +6,13 @@ import base64
 import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
 from app import failpoints
 from app.commands.leases import key_of, refusal
+from app.commands.logs import AppendRequest
 from app.domain import commands
 from app.domain.errors import (
     LeaseNotFound,
@@ -29,11 +29,9 @@ from app.handlers.log_chunks import PURPOSE, Prepared, prepare
 from app.handlers.masks import tell
 from app.handlers.registry import Context, Registry
 from app.services import Services
-from app.store import diagnoses, leaks, logs, signals
-from app.store.database import Connection
+from app.store import diagnoses, logs, signals
 from app.store.leaks import Leak
-from app.store.leases import Key
-from app.store.logs import Chunk, Place, Terms
+from app.store.logs import Chunk, Place, Recorded
 
 APPEND = "log.append"
 
@@ -99,7 +97,7 @@ async def _truncated(
     """The refusal at the attempt's limit, once the log's readers are told of it."""
     limit = services.settings.limits.max_log_bytes_per_attempt
     if not place.truncated:
-        key, terms = key_of(command), _terms(services)
+        key, terms = key_of(command), logs.Terms.of(services.settings.leases)
         await services.database.run(
             lambda conn: logs.truncate_once(conn, key, command.stream, limit, terms)
         )
@@ -108,21 +106,17 @@ async def _truncated(
 
 
 async def _look(services: Services, command: commands.AppendLog) -> Place:
-    key, terms = key_of(command), _terms(services)
-    place = await services.database.run(lambda conn: logs.look(conn, key, command.stream, terms))
+    key = key_of(command)
+    place = await services.gathered.look_at_log.run((key, command.stream))
     if place is None:
         raise LeaseNotFound
+    assert isinstance(place, Place)  # noqa: S101 - a look refuses nobody
     if not place.token_fits:
         raise LeaseTokenInvalid
     if not place.writable:
         found = await services.database.run(lambda conn: diagnoses.diagnose(conn, [key.lease_id]))
         raise refusal(key, found.get(key.lease_id))
     return place
-
-
-def _terms(services: Services) -> Terms:
-    grace = timedelta(seconds=services.settings.leases.log_grace_seconds)
-    return Terms(services.terms.lease_time, grace)
 
 
 def _is_new(command: commands.AppendLog, place: Place) -> bool:
@@ -170,19 +164,18 @@ async def _store(
     if failpoints.ARMED:
         await failpoints.hit("log.after_put")
     chunk = _chunk(services, command, prepared, key, final=final)
-    lease_key, terms = key_of(command), _terms(services)
-    leak = Leak(lease_key, command.stream, dict(prepared.told), late=True)
-    fenced, accepted = await services.database.run(
-        lambda conn: _record(conn, lease_key, chunk, leak, terms)
-    )
+    lease_key, told = key_of(command), dict(prepared.told)
+    leak = Leak(lease_key, command.stream, told, late=True) if told else None
+    outcome = await services.gathered.append.run(AppendRequest(lease_key, chunk, leak))
+    assert isinstance(outcome, Recorded)  # noqa: S101 - none is refused by an error
     if failpoints.ARMED:
         await failpoints.hit("log.after_commit")
-    if not fenced:
+    if not outcome.fenced:
         await _look(services, command)
-    if accepted:
+    if outcome.accepted:
         services.metrics.log_bytes.inc(len(prepared.data))
         tell(services, command.stream, prepared.counts.kinds)
-    return accepted
+    return outcome.accepted
 
 
 def _chunk(
@@ -204,18 +197,6 @@ def _chunk(
         object_key=services.objects.full_key(key),
         final=final,
     )
-
-
-async def _record(
-    conn: Connection, key: Key, chunk: Chunk, leak: Leak, terms: Terms
-) -> tuple[bool, bool]:
-    """The event of what was masked comes first: it locks the attempt, the rest only its lease."""
-    if leak.kinds:
-        await leaks.note(conn, [leak])
-    outcome = await logs.record(conn, key, chunk, terms)
-    if failpoints.ARMED:
-        await failpoints.hit("log.after_rows")
-    return outcome
 
 
 def _from_base64(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """The explicit list of what an envelope's `to` may name.
 
-A handler is one function: `@registry.handler("name", Model)`. Its context has the services, the
+A handler is one function: `@registry.handler("name", Model)`, or `@registry.set_handler(…)` for one
+that carries out many messages at once. Its context has the services, the
 envelope, a logger and a span that carry the envelope's id and, unless the handler is idempotent by
 a key of its own, the transaction in which its effects, its state documents and the note that the
 message is done commit together.
@@ -8,16 +9,17 @@ message is done commit together.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from opentelemetry.trace import INVALID_SPAN, Span
 from structlog.typing import FilteringBoundLogger
 
 from app.domain.commands import Command
 from app.domain.envelope import Envelope
+from app.domain.errors import ServiceError
 from app.handlers.states import StateDocuments
 from app.services import Services
 from app.store.database import Connection
@@ -55,15 +57,24 @@ class Context:
         return StateDocuments(self.transaction)
 
 
+RunMany: TypeAlias = Callable[
+    [Sequence[Context], Sequence[C]], Awaitable[Sequence[ServiceError | None]]
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """One entry: a name, the model of its data and the function."""
+    """One entry: a name, the model of its data and the function.
+
+    `run_many`, where there is one, carries out many messages in one transaction.
+    """
 
     name: str
     model: type[Command]
     run: Callable[[Context, Any], Awaitable[None]]
     idempotent_by: str | None
     prepare: Prepare | None = None
+    run_many: RunMany[Any] | None = None
 
     @property
     def under_lease(self) -> bool:
@@ -99,14 +110,30 @@ class Registry:
 
         return register
 
+    def set_handler(self, name: str, model: type[C]) -> Callable[[RunMany[C]], RunMany[C]]:
+        """Register a function that carries out many messages in one transaction, at most 64.
+
+        Their contexts share it. It returns by position None, or the error by which one was refused
+        and which must have had no effect; whatever it raises undoes all, and each is tried alone.
+        """
+
+        def register(function: RunMany[C]) -> RunMany[C]:
+            async def run(context: Context, command: C) -> None:
+                [error] = await function([context], [command])
+                if error is not None:
+                    raise error
+
+            self.handler(name, model)(run)
+            self._handlers[name] = replace(self._handlers[name], run_many=function)
+            return function
+
+        return register
+
     def prepare(self, name: str) -> Callable[[Prepare], Prepare]:
         """Register what completes a message's data from its envelope before it is validated."""
 
         def register(function: Prepare) -> Prepare:
-            known = self._handlers[name]
-            self._handlers[name] = Handler(
-                known.name, known.model, known.run, known.idempotent_by, function
-            )
+            self._handlers[name] = replace(self._handlers[name], prepare=function)
             return function
 
         return register

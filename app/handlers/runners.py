@@ -49,7 +49,7 @@ async def report_status(services: Services, command: ReportStatus) -> bool:
     """Store a runner's report; False if a newer one had overtaken it."""
     with counted(services.metrics, REPORT_STATUS):
         command, _ = await masked_fields(services, command, "status", "last_error")
-        outcome = await services.database.run(lambda conn: commands.report_status(conn, command))
+        outcome = await services.gathered.report.run(command)
         if isinstance(outcome, ServiceError):
             raise outcome
         return outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, TypeAlias
@@ -77,40 +78,47 @@ def _letter(row: asyncpg.Record) -> Letter:
 # A letter that was closed and whose message fails once more is open again.
 _RECORD = """
 -- dead_letters.record
-WITH buried AS (
+WITH input AS (
+    SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[],
+        $7::text[], $8::text[], $9::text[], $10::bigint[], $11::bool[], $12::int[])
+    AS i(id, digest, reason, detail, subscription, message_id, envelope_id, handler, payload,
+        payload_bytes, redrivable, failures)
+), buried AS (
     INSERT INTO dead_letters AS d (id, message_digest, reason, detail, subscription, message_id,
         envelope_id, handler, payload, payload_bytes, redrivable, failures, first_at, last_at)
-    SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12,
-        coalesce((SELECT first_failed_at FROM message_failures WHERE message_digest = $2),
+    SELECT i.id, i.digest, i.reason, i.detail, i.subscription, i.message_id, i.envelope_id,
+        i.handler, i.payload, i.payload_bytes, i.redrivable, i.failures,
+        coalesce((SELECT first_failed_at FROM message_failures WHERE message_digest = i.digest),
             clock_fact()), clock_fact()
+    FROM input i ORDER BY i.digest
     ON CONFLICT (message_digest) DO UPDATE SET deliveries = d.deliveries + 1,
-        failures = d.failures + $12, last_at = clock_fact(), reason = $3, detail = $4,
-        message_id = $6, redriven_at = NULL, redriven_by = NULL, redrive_request_id = NULL,
+        failures = d.failures + excluded.failures, last_at = clock_fact(),
+        reason = excluded.reason, detail = excluded.detail, message_id = excluded.message_id,
+        redriven_at = NULL, redriven_by = NULL, redrive_request_id = NULL,
         redrive_outcome = NULL, discarded_at = NULL, discarded_by = NULL
 ), forgotten AS (
-    DELETE FROM message_failures WHERE message_digest = $2
+    DELETE FROM message_failures WHERE message_digest IN (SELECT digest FROM input)
 )
 SELECT
 """
 
 
-async def record(conn: Connection, burial: Burial) -> None:
-    """Record the letter; one that arrives again is counted on the same row."""
-    message = burial.message
+async def record(conn: Connection, burials: Sequence[Burial]) -> None:
+    """Record the letters, one a digest; one that arrives again is counted on the same row."""
     await conn.execute(
         _RECORD,
-        burial.id,
-        message.digest,
-        burial.reason,
-        burial.detail,
-        message.subscription,
-        message.message_id,
-        message.envelope_id,
-        message.handler,
-        burial.payload,
-        burial.payload_bytes,
-        burial.redrivable,
-        burial.failures,
+        [burial.id for burial in burials],
+        [burial.message.digest for burial in burials],
+        [burial.reason for burial in burials],
+        [burial.detail for burial in burials],
+        [burial.message.subscription for burial in burials],
+        [burial.message.message_id for burial in burials],
+        [burial.message.envelope_id for burial in burials],
+        [burial.message.handler for burial in burials],
+        [burial.payload for burial in burials],
+        [burial.payload_bytes for burial in burials],
+        [burial.redrivable for burial in burials],
+        [burial.failures for burial in burials],
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
 from app.domain.records import LogRef
+from app.settings import LeaseSettings
 from app.store.database import Connection
 from app.store.leases import Key
 
@@ -36,6 +38,13 @@ class Terms:
     lease_time: timedelta
     grace: timedelta
 
+    @classmethod
+    def of(cls, settings: LeaseSettings) -> Terms:
+        """The terms that the settings give."""
+        return cls(
+            timedelta(seconds=settings.lease_seconds), timedelta(seconds=settings.log_grace_seconds)
+        )
+
 
 _MAY_APPEND = f"""(l.status = 'active'
         OR clock_now() < {grace_ends_at("$4::interval", "$3::interval")})"""
@@ -60,27 +69,39 @@ class Place:
 # A look before anything is uploaded; the fence comes with the record, after the upload.
 _LOOK = f"""
 -- logs.look
-SELECT a.id AS attempt_id, a.operation_id, l.lease_number, {_MAY_APPEND} AS writable,
-    l.lease_token_hash = $2 AS token_fits,
+SELECT i.place, a.id AS attempt_id, a.operation_id, l.lease_number, {_MAY_APPEND} AS writable,
+    l.lease_token_hash = i.token_hash AS token_fits,
     coalesce(s.next_offset, 0) AS next_offset, coalesce(s.final, false) AS final,
     s.truncated_at IS NOT NULL AS truncated, t.truncated AS attempt_truncated, t.attempt_bytes
-FROM runner_leases l JOIN execution_attempts a ON a.id = l.attempt_id
+FROM unnest($1::uuid[], $2::text[], $5::text[]) WITH ORDINALITY
+    AS i(lease_id, token_hash, stream, place)
+JOIN runner_leases l ON l.id = i.lease_id JOIN execution_attempts a ON a.id = l.attempt_id
 LEFT JOIN log_streams s ON s.attempt_id = a.id AND s.lease_number = l.lease_number
-    AND s.stream = $5
+    AND s.stream = i.stream
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(o.stored_size), 0)::bigint AS attempt_bytes,
         coalesce(bool_or(o.truncated_at IS NOT NULL), false) AS truncated
     FROM log_streams o WHERE o.attempt_id = a.id) t
-WHERE l.id = $1
 """
 
 
-async def look(conn: Connection, key: Key, stream: str, terms: Terms) -> Place | None:
-    """Where the stream stands; None: no such lease."""
-    row = await conn.fetchrow(
-        _LOOK, key.lease_id, key.token_hash, terms.lease_time, terms.grace, stream
+async def look(
+    conn: Connection, terms: Terms, asked: Sequence[tuple[Key, str]]
+) -> list[Place | None]:
+    """Where these streams of leases stand, by position; None: no such lease."""
+    rows = await conn.fetch(
+        _LOOK,
+        [key.lease_id for key, _ in asked],
+        [key.token_hash for key, _ in asked],
+        terms.lease_time,
+        terms.grace,
+        [stream for _, stream in asked],
     )
-    return None if row is None else Place(**dict(row))
+    found = {
+        row["place"]: Place(**{name: value for name, value in row.items() if name != "place"})
+        for row in rows
+    }
+    return [found.get(place) for place in range(1, len(asked) + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +123,14 @@ class Chunk:
     final: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Whether the lease may write, and whether the chunk was appended."""
+
+    fenced: bool
+    accepted: bool
+
+
 # The attempt's row is not written, so it is not locked: a sweep that ends the lease meanwhile is
 # met at the lease's row. A chunk under a live lease is a sign of life and renews it; after its end
 # the grace decides. The lease's row also counts the chunks, so their numbers grow in the order in
@@ -109,77 +138,91 @@ class Chunk:
 # one writes and the other finds out.
 _RECORD = f"""
 -- logs.record
-WITH fenced AS (
+WITH input AS (
+    SELECT * FROM unnest($1::uuid[], $2::text[], $5::text[], $6::bigint[], $7::bigint[],
+        $8::bigint[], $9::bigint[], $10::uuid[], $11::text[], $12::uuid[], $13::text[],
+        $14::text[], $15::text[], $16::text[], $17::bool[])
+    AS i(lease_id, token_hash, stream, at, raw_size, byte_size, line_count, ref_id, raw_hmac,
+        artifact_id, digest, storage, bucket, object_key, final)
+), locked AS (
+    SELECT l.id FROM runner_leases l JOIN input i ON i.lease_id = l.id
+    ORDER BY l.id FOR NO KEY UPDATE OF l
+), fenced AS (
     UPDATE runner_leases l SET log_chunks = l.log_chunks + 1, expires_at = CASE l.status
         WHEN 'active' THEN greatest(l.expires_at, clock_now() + $3) ELSE l.expires_at END
-    WHERE l.id = $1 AND l.lease_token_hash = $2 AND {_MAY_APPEND}
-    RETURNING l.attempt_id, l.lease_number, l.log_chunks
+    FROM input i JOIN locked k ON k.id = i.lease_id
+    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND {_MAY_APPEND}
+    RETURNING l.attempt_id, l.lease_number, l.log_chunks, i.*
 ), owner AS (
-    SELECT f.attempt_id, f.lease_number, f.log_chunks, a.operation_id
-    FROM fenced f JOIN execution_attempts a ON a.id = f.attempt_id
+    SELECT f.*, a.operation_id FROM fenced f JOIN execution_attempts a ON a.id = f.attempt_id
 ), opened AS (
     INSERT INTO log_streams (attempt_id, lease_number, stream, next_offset, raw_size,
         stored_size, line_count, final, created_at, updated_at)
-    SELECT o.attempt_id, o.lease_number, $5, $7, $7, $8, $9, $17, clock_fact(), clock_fact()
-    FROM owner o WHERE $6::bigint = 0
+    SELECT o.attempt_id, o.lease_number, o.stream, o.raw_size, o.raw_size, o.byte_size,
+        o.line_count, o.final, clock_fact(), clock_fact()
+    FROM owner o WHERE o.at = 0
     ON CONFLICT DO NOTHING
-    RETURNING attempt_id
+    RETURNING attempt_id, lease_number
 ), advanced AS (
-    UPDATE log_streams s SET next_offset = s.next_offset + $7, raw_size = s.raw_size + $7,
-        stored_size = s.stored_size + $8, line_count = s.line_count + $9, final = $17,
-        updated_at = clock_fact()
+    UPDATE log_streams s SET next_offset = s.next_offset + o.raw_size,
+        raw_size = s.raw_size + o.raw_size, stored_size = s.stored_size + o.byte_size,
+        line_count = s.line_count + o.line_count, final = o.final, updated_at = clock_fact()
     FROM owner o
-    WHERE s.attempt_id = o.attempt_id AND s.lease_number = o.lease_number AND s.stream = $5
-        AND s.next_offset = $6 AND NOT s.final AND s.truncated_at IS NULL
-    RETURNING s.attempt_id
+    WHERE s.attempt_id = o.attempt_id AND s.lease_number = o.lease_number AND s.stream = o.stream
+        AND s.next_offset = o.at AND NOT s.final AND s.truncated_at IS NULL
+    RETURNING s.attempt_id, s.lease_number
 ), accepted AS (
     SELECT o.* FROM owner o
-    WHERE EXISTS (SELECT FROM opened) OR EXISTS (SELECT FROM advanced)
+    WHERE (o.attempt_id, o.lease_number) IN (TABLE opened UNION ALL TABLE advanced)
 ), kept AS (
     INSERT INTO artifact_refs (id, storage, bucket, key, content_type, digest, byte_size,
         retention_class, created_at, attempt_id, operation_id, state)
-    SELECT $12, $14, $15, $16, 'application/octet-stream', $13, $8, 'normal', clock_fact(),
-        a.attempt_id, a.operation_id, 'ready'
-    FROM accepted a WHERE $7::bigint > 0
+    SELECT a.artifact_id, a.storage, a.bucket, a.object_key, 'application/octet-stream', a.digest,
+        a.byte_size, 'normal', clock_fact(), a.attempt_id, a.operation_id, 'ready'
+    FROM accepted a WHERE a.raw_size > 0
     RETURNING id
 ), noted AS (
     INSERT INTO raw_log_refs (id, attempt_id, stream, artifact_ref_id, byte_size, line_count,
         masked, created_at, lease_number, stream_offset, raw_size, raw_hmac, arrival_number)
-    SELECT $10, a.attempt_id, $5, k.id, $8, $9, true, clock_fact(), a.lease_number, $6, $7, $11,
-        a.log_chunks
-    FROM accepted a CROSS JOIN kept k
+    SELECT a.ref_id, a.attempt_id, a.stream, k.id, a.byte_size, a.line_count, true, clock_fact(),
+        a.lease_number, a.at, a.raw_size, a.raw_hmac, a.log_chunks
+    FROM accepted a JOIN kept k ON k.id = a.artifact_id
 )
-SELECT EXISTS (SELECT FROM fenced) AS fenced, EXISTS (SELECT FROM accepted) AS accepted
+SELECT f.lease_id, EXISTS (SELECT FROM accepted a WHERE a.lease_id = f.lease_id) AS accepted
+FROM fenced f
 """
 
 
-async def record(conn: Connection, key: Key, chunk: Chunk, terms: Terms) -> tuple[bool, bool]:
-    """Append the masked chunk if its lease may write and the stream stands at its offset.
+async def record(
+    conn: Connection, terms: Terms, chunks: Sequence[tuple[Key, Chunk]]
+) -> list[Recorded]:
+    """Append masked chunks whose lease may write and whose stream stands at their offset.
 
-    Returns (the lease may write, the chunk was appended).
+    At most one a lease. Outcomes by position.
     """
-    row = await conn.fetchrow(
+    keys, appended = [key for key, _ in chunks], [chunk for _, chunk in chunks]
+    rows = await conn.fetch(
         _RECORD,
-        key.lease_id,
-        key.token_hash,
+        [key.lease_id for key in keys],
+        [key.token_hash for key in keys],
         terms.lease_time,
         terms.grace,
-        chunk.stream,
-        chunk.offset,
-        chunk.raw_size,
-        chunk.byte_size,
-        chunk.line_count,
-        chunk.ref_id,
-        chunk.raw_hmac,
-        chunk.artifact_id,
-        chunk.digest,
-        chunk.storage,
-        chunk.bucket,
-        chunk.object_key,
-        chunk.final,
+        [chunk.stream for chunk in appended],
+        [chunk.offset for chunk in appended],
+        [chunk.raw_size for chunk in appended],
+        [chunk.byte_size for chunk in appended],
+        [chunk.line_count for chunk in appended],
+        [chunk.ref_id for chunk in appended],
+        [chunk.raw_hmac for chunk in appended],
+        [chunk.artifact_id for chunk in appended],
+        [chunk.digest for chunk in appended],
+        [chunk.storage for chunk in appended],
+        [chunk.bucket for chunk in appended],
+        [chunk.object_key for chunk in appended],
+        [chunk.final for chunk in appended],
     )
-    assert row is not None  # noqa: S101 - a SELECT without FROM
-    return row["fenced"], row["accepted"]
+    found = {row["lease_id"]: Recorded(fenced=True, accepted=row["accepted"]) for row in rows}
+    return [found.get(key.lease_id, Recorded(fenced=False, accepted=False)) for key in keys]
 
 
 _LOCK_ATTEMPT = """

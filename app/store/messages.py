@@ -38,69 +38,139 @@ class History:
     """Another process marked it as being worked on and did not come back in time."""
 
 
-_FIND_HISTORY = """
--- messages.find_history
-SELECT EXISTS (SELECT FROM processed_messages p WHERE p.message_digest = ANY($1::text[])) AS done,
-    count(*) > 0 AS noted,
-    coalesce(max(f.deaths), 0) AS deaths,
-    coalesce(bool_or(f.working_process <> $2
-        AND f.working_since < clock_now() - $3::interval), false) AS abandoned
-FROM message_failures f WHERE f.message_digest = ANY($1::text[])
+NOTHING = History(processed=False, noted=False, deaths=0, abandoned=False)
+"""Of a message that was never seen before, as nearly all are."""
+
+
+def _flat(batch: Sequence[Message]) -> tuple[list[int], list[str]]:
+    """Every digest of these messages, each beside the position of its message."""
+    pairs = [(place, digest) for place, one in enumerate(batch) for digest in one.digests]
+    return [place for place, _ in pairs], [digest for _, digest in pairs]
+
+
+# Only what is known of a message makes a row, so there is nothing to read where all are new.
+_FIND_HISTORIES = """
+-- messages.find_histories
+SELECT i.place, bool_or(p.message_digest IS NOT NULL) AS processed,
+    bool_or(f.message_digest IS NOT NULL) AS noted, coalesce(max(f.deaths), 0) AS deaths,
+    coalesce(bool_or(f.working_process <> $3
+        AND f.working_since < clock_now() - $4::interval), false) AS abandoned
+FROM unnest($1::int[], $2::text[]) AS i(place, digest)
+LEFT JOIN processed_messages p ON p.message_digest = i.digest
+LEFT JOIN message_failures f ON f.message_digest = i.digest
+WHERE p.message_digest IS NOT NULL OR f.message_digest IS NOT NULL
+GROUP BY i.place
 """
 
 
-async def find_history(
-    conn: Connection, digests: Sequence[str], process_id: UUID, patience: timedelta
-) -> History:
-    """What is known of the message with these digests (one for each server key)."""
-    row = await conn.fetchrow(_FIND_HISTORY, list(digests), process_id, patience)
-    assert row is not None  # noqa: S101 - an aggregate always has a row
-    return History(row["done"], row["noted"], row["deaths"], row["abandoned"])
+async def find_histories(
+    conn: Connection, batch: Sequence[Message], process_id: UUID, patience: timedelta
+) -> list[History]:
+    """What is known of these messages, by position."""
+    rows = await conn.fetch(_FIND_HISTORIES, *_flat(batch), process_id, patience)
+    found = {
+        row["place"]: History(row["processed"], row["noted"], row["deaths"], row["abandoned"])
+        for row in rows
+    }
+    return [found.get(place, NOTHING) for place in range(len(batch))]
+
+
+_ANY_NOTED = """
+-- messages.any_noted
+SELECT EXISTS (SELECT FROM message_failures)
+"""
+
+
+async def any_noted(conn: Connection) -> bool:
+    """Whether any message at all failed, died or is being worked on for long."""
+    return bool(await conn.fetchval(_ANY_NOTED))
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """Whether the message's lock was gained, and whether it failed or died before."""
+
+    gained: bool
+    noted: bool
 
 
 # One lock a digest, so that instances with different current keys exclude each other as well.
-# bool_and looks at every row, and the order lets of two at once one gain all.
-_TRY_LOCK = """
--- messages.try_lock
-SELECT bool_and(pg_try_advisory_xact_lock(hashtextextended(d.digest, 0)))
-FROM (SELECT digest FROM unnest($1::text[]) AS digest ORDER BY digest) d
+# All are tried, in an order that lets of two at once one gain all.
+_ENTER = """
+-- messages.enter
+WITH tried AS MATERIALIZED (
+    SELECT i.place, i.digest,
+        pg_try_advisory_xact_lock(hashtextextended(i.digest, 0)) AS gained
+    FROM (SELECT * FROM unnest($1::int[], $2::text[]) AS u(place, digest) ORDER BY digest) i
+)
+SELECT t.place, bool_and(t.gained) AS gained, bool_or(f.message_digest IS NOT NULL) AS noted
+FROM tried t LEFT JOIN message_failures f ON f.message_digest = t.digest
+    AND (f.failures + f.deaths > 0 OR f.working_process IS DISTINCT FROM $3)
+GROUP BY t.place
 """
 
-_IS_PROCESSED = """
--- messages.is_processed
-SELECT EXISTS (SELECT FROM processed_messages WHERE message_digest = ANY($1::text[]))
+
+async def enter(conn: Connection, batch: Sequence[Message], process_id: UUID) -> list[Entered]:
+    """Lock the messages until the transaction ends; one not gained is worked on by somebody.
+
+    Waits for nobody. What this process has itself marked as being worked on is not told. Every
+    lock takes room in the server's memory, so a batch is bounded.
+    """
+    rows = await conn.fetch(_ENTER, *_flat(batch), process_id)
+    found = {row["place"]: Entered(row["gained"], row["noted"]) for row in rows}
+    return [found[place] for place in range(len(batch))]
+
+
+_LIST_PROCESSED = """
+-- messages.list_processed
+SELECT message_digest FROM processed_messages WHERE message_digest = ANY($1::text[])
 """
 
 _MARK_PROCESSED = """
 -- messages.mark_processed_once
 INSERT INTO processed_messages (message_digest, handler, envelope_id, message_id, processed_at)
-SELECT $1, $2, $3, $4, clock_fact()
-WHERE NOT EXISTS (SELECT FROM processed_messages WHERE message_digest = ANY($5::text[]))
+SELECT m.digest, m.handler, m.envelope_id, m.message_id, clock_fact()
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
+    AS m(digest, handler, envelope_id, message_id)
+WHERE m.digest NOT IN (
+    SELECT ($1::text[])[i.place + 1] FROM unnest($5::int[], $6::text[]) AS i(place, digest)
+    JOIN processed_messages p ON p.message_digest = i.digest)
 ON CONFLICT (message_digest) DO NOTHING RETURNING message_digest
 """
 
-
-async def try_lock(conn: Connection, message: Message) -> bool:
-    """Lock the message until the transaction ends; False: somebody is working on it."""
-    return bool(await conn.fetchval(_TRY_LOCK, list(message.digests)))
-
-
-async def is_processed(conn: Connection, message: Message) -> bool:
-    """Whether the message is noted as done. Certain only under its lock."""
-    return bool(await conn.fetchval(_IS_PROCESSED, list(message.digests)))
+_UNMARK_PROCESSED = """
+-- messages.unmark_processed
+DELETE FROM processed_messages WHERE message_digest = ANY($1::text[])
+"""
 
 
-async def mark_processed_once(conn: Connection, message: Message) -> bool:
-    """Note in the effect's own transaction that the message is done; False: it was done before."""
-    marked = await conn.fetchval(
+async def list_processed(conn: Connection, batch: Sequence[Message]) -> list[bool]:
+    """Which of the messages are noted as done. Certain only under their locks."""
+    digests = [digest for one in batch for digest in one.digests]
+    done = {row["message_digest"] for row in await conn.fetch(_LIST_PROCESSED, digests)}
+    return [not done.isdisjoint(one.digests) for one in batch]
+
+
+async def mark_processed_once(conn: Connection, batch: Sequence[Message]) -> list[bool]:
+    """Note in their effects' own transaction that messages are done; False: it was done before.
+
+    Certain only under their locks.
+    """
+    rows = await conn.fetch(
         _MARK_PROCESSED,
-        message.digest,
-        message.handler,
-        message.envelope_id,
-        message.message_id,
-        list(message.digests),
+        [one.digest for one in batch],
+        [one.handler for one in batch],
+        [one.envelope_id for one in batch],
+        [one.message_id for one in batch],
+        *_flat(batch),
     )
-    return marked is not None
+    marked = {row["message_digest"] for row in rows}
+    return [one.digest in marked for one in batch]
+
+
+async def unmark_processed(conn: Connection, batch: Sequence[Message]) -> None:
+    """Take back the notes of this same transaction: these messages were refused."""
+    await conn.execute(_UNMARK_PROCESSED, [one.digest for one in batch])
 
 
 _COUNT_FAILURE = """
@@ -136,7 +206,8 @@ async def forget_failures(conn: Connection, message: Message) -> None:
 _MARK_WORKING = """
 -- messages.mark_working
 INSERT INTO message_failures AS f (message_digest, handler, working_process, working_since)
-VALUES ($1, $2, $3, clock_fact())
+SELECT m.digest, m.handler, $3, clock_fact()
+FROM unnest($1::text[], $2::text[]) AS m(digest, handler) ORDER BY m.digest
 ON CONFLICT (message_digest) DO UPDATE SET working_process = $3, working_since = clock_fact()
 """
 
@@ -144,10 +215,10 @@ _CLEAR_WORKING = """
 -- messages.clear_working
 WITH clean AS (
     DELETE FROM message_failures
-    WHERE message_digest = $1 AND working_process = $2 AND failures = 0 AND deaths = 0
+    WHERE message_digest = ANY($1::text[]) AND working_process = $2 AND failures = 0 AND deaths = 0
 )
 UPDATE message_failures SET working_process = NULL, working_since = NULL
-WHERE message_digest = $1 AND working_process = $2 AND failures + deaths > 0
+WHERE message_digest = ANY($1::text[]) AND working_process = $2 AND failures + deaths > 0
 """
 
 _COUNT_DEATH = """
@@ -160,14 +231,15 @@ RETURNING deaths
 """
 
 
-async def mark_working(conn: Connection, message: Message, process_id: UUID) -> None:
-    """Note that this process is at work on the message, in case it does not survive that."""
-    await conn.execute(_MARK_WORKING, message.digest, message.handler or "", process_id)
+async def mark_working(conn: Connection, batch: Sequence[Message], process_id: UUID) -> None:
+    """Note that this process is at work on the messages, in case it does not survive that."""
+    digests, handlers = [one.digest for one in batch], [one.handler or "" for one in batch]
+    await conn.execute(_MARK_WORKING, digests, handlers, process_id)
 
 
-async def clear_working(conn: Connection, message: Message, process_id: UUID) -> None:
-    """This process survived the message."""
-    await conn.execute(_CLEAR_WORKING, message.digest, process_id)
+async def clear_working(conn: Connection, batch: Sequence[Message], process_id: UUID) -> None:
+    """This process survived the messages."""
+    await conn.execute(_CLEAR_WORKING, [one.digest for one in batch], process_id)
 
 
 async def count_death(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
@@ -172,35 +173,53 @@ async def mark_seen(conn: Connection, runner_id: str) -> None:
     await conn.execute(_MARK_SEEN, runner_id)
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a runner says of itself from time to time."""
+
+    runner_id: str
+    session_id: UUID
+    sequence: int
+    status: str
+    capacity_total: int
+    last_error: str | None
+
+
 _REPORT = """
 -- runners.report
-WITH current AS (
-    SELECT r.id FROM runner_instances r
-    WHERE r.id = $1 AND r.session_id = $2 FOR NO KEY UPDATE
+WITH input AS (
+    SELECT * FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[], $5::int[], $6::text[])
+    AS i(runner_id, session_id, sequence, status, capacity, last_error)
+), current AS (
+    SELECT r.id, i.sequence, i.status, i.capacity, i.last_error
+    FROM runner_instances r JOIN input i ON i.runner_id = r.id
+    WHERE r.session_id = i.session_id
+    ORDER BY r.id FOR NO KEY UPDATE OF r
 ), seen AS (
     UPDATE runner_instances r SET last_seen_at = clock_fact() FROM current c WHERE r.id = c.id
 )
-UPDATE runner_statuses s SET status = $4, capacity_total = $5, last_error = $6, sequence = $3,
-    updated_at = clock_fact()
-FROM current c WHERE s.runner_instance_id = c.id AND s.sequence < $3
+UPDATE runner_statuses s SET status = c.status, capacity_total = c.capacity,
+    last_error = c.last_error, sequence = c.sequence, updated_at = clock_fact()
+FROM current c WHERE s.runner_instance_id = c.id AND s.sequence < c.sequence
 RETURNING s.runner_instance_id
 """
 
 
-async def report(
-    conn: Connection,
-    runner_id: str,
-    session_id: UUID,
-    sequence: int,
-    status: str,
-    capacity: int,
-    last_error: str | None,
-) -> bool:
-    """Store a report if its session speaks for the runner and its sequence is newer."""
-    found = await conn.fetchval(
-        _REPORT, runner_id, session_id, sequence, status, capacity, last_error
+async def report(conn: Connection, reports: Sequence[Report]) -> set[str]:
+    """Store reports whose session speaks for the runner and whose sequence is newer.
+
+    At most one a runner. The ids of those stored.
+    """
+    rows = await conn.fetch(
+        _REPORT,
+        [one.runner_id for one in reports],
+        [one.session_id for one in reports],
+        [one.sequence for one in reports],
+        [one.status for one in reports],
+        [one.capacity_total for one in reports],
+        [one.last_error for one in reports],
     )
-    return found is not None
+    return {row["runner_instance_id"] for row in rows}
 
 
 # What is shown: offline beats draining beats unhealthy beats busy beats ready.
@@ -235,15 +254,6 @@ async def find(
     return None if row is None else Runner.model_validate(dict(row))
 
 
-_FIND_SESSION = """
--- runners.find_session
-SELECT r.runner_kind, r.capabilities, r.zone, r.labels, r.session_id,
-    EXISTS (SELECT FROM runner_sessions p WHERE p.runner_instance_id = r.id
-        AND p.session_id = $2) AS known
-FROM runner_instances r WHERE r.id = $1
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class Session:
     """What a claim needs to know of its runner."""
@@ -258,8 +268,29 @@ class Session:
 
 async def find_session(conn: Connection, runner_id: str, session_id: UUID) -> Session | None:
     """The runner's profile and current session; `known`: the given one was ever registered."""
-    row = await conn.fetchrow(_FIND_SESSION, runner_id, session_id)
-    return None if row is None else Session(**dict(row))
+    found = await find_sessions(conn, [(runner_id, session_id)])
+    return found.get(runner_id)
+
+
+_FIND_SESSIONS = """
+-- runners.find_sessions
+SELECT r.id, r.runner_kind, r.capabilities, r.zone, r.labels, r.session_id,
+    EXISTS (SELECT FROM runner_sessions p WHERE p.runner_instance_id = r.id
+        AND p.session_id = i.session_id) AS known
+FROM unnest($1::text[], $2::uuid[]) AS i(runner_id, session_id)
+JOIN runner_instances r ON r.id = i.runner_id
+"""
+
+
+async def find_sessions(conn: Connection, pairs: Sequence[tuple[str, UUID]]) -> dict[str, Session]:
+    """As `find_session`, for many runners by their ids; nothing is asked for none."""
+    if not pairs:
+        return {}
+    rows = await conn.fetch(_FIND_SESSIONS, *map(list, zip(*pairs, strict=True)))
+    return {
+        row["id"]: Session(**{name: value for name, value in row.items() if name != "id"})
+        for row in rows
+    }
 
 
 _LIST = (

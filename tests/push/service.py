@@ -6,6 +6,7 @@ a message would be seen.
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 from app.domain.commands import Command
 from app.handlers import all_handlers
@@ -14,7 +15,7 @@ from app.serve import serve
 from app.settings import load
 
 LEDGER = "CREATE TABLE IF NOT EXISTS ledger (number bigint NOT NULL, envelope_id text NOT NULL)"
-HANDLERS = ("ledger.add", "attempt.create", "lease.heartbeat")
+HANDLERS = ("ledger.add", "ledger.note", "attempt.create", "lease.heartbeat")
 
 
 class Add(Command):
@@ -43,6 +44,18 @@ def registry_of_tests() -> Registry:
         await asyncio.sleep(command.seconds)
         if random.random() < command.failure_rate:
             raise RuntimeError("as asked")
+
+    @registry.set_handler("ledger.note", Add)
+    async def note(contexts: Sequence[Context], commands: Sequence[Add]) -> list[None]:
+        await contexts[0].transaction.execute(
+            "INSERT INTO ledger SELECT * FROM unnest($1::bigint[], $2::text[])",
+            [command.number for command in commands],
+            [context.envelope.id for context in contexts],
+        )
+        await asyncio.sleep(max(command.seconds for command in commands))
+        if any(random.random() < command.failure_rate for command in commands):
+            raise RuntimeError("as asked")
+        return [None] * len(commands)
 
     return registry
 

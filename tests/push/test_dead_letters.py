@@ -308,15 +308,15 @@ async def test_letter_that_is_discarded_before_its_redrive_commits_has_no_effect
     bury, ledger, monkeypatch
 ):
     _, operator, letter_id = await bury()
-    try_lock = messages.try_lock
+    enter = messages.enter
 
-    async def late(conn, message) -> bool:
+    async def late(conn, *given):
         await operator.call(
             "POST", f"/v1/dead-letters/{letter_id}:discard", json={"reason": "a moment before"}
         )
-        return await try_lock(conn, message)
+        return await enter(conn, *given)
 
-    monkeypatch.setattr(messages, "try_lock", late)
+    monkeypatch.setattr(messages, "enter", late)
     answer = await redrive(operator, letter_id)
 
     assert (answer.status_code, answer.json()["reason"]) == (409, "already-closed")

@@ -24,7 +24,7 @@ class Sent:
     poison: int
 
 
-async def publish(pubsub, count: int, seed: int = 1) -> Sent:
+async def publish(pubsub, count: int, seed: int = 1, to: str = "ledger.add") -> Sent:
     """Messages, of which 5 % fail now and then and 2 % can never succeed."""
     dice, good, poison = random.Random(seed), [], 0
     for number in range(count):
@@ -45,7 +45,7 @@ async def publish(pubsub, count: int, seed: int = 1) -> Sent:
         good.append(number)
         failure_rate = 0.5 if dice.random() < FAILING else 0
         data = {"number": number, "failure_rate": failure_rate}
-        await pubsub.publish(TOPIC, json.dumps(envelope(data=data)).encode())
+        await pubsub.publish(TOPIC, json.dumps(envelope(to, data)).encode())
     return Sent(good, poison)
 
 
@@ -65,12 +65,14 @@ async def nothing_is_in_flight(pubsub, sql) -> None:
     assert await sql.fetchval(locks) == 0
 
 
-async def messages_survive(count: int, seconds: float, open_service, open_pubsub, sql) -> None:
+async def messages_survive(
+    count: int, seconds: float, open_service, open_pubsub, sql, to: str = "ledger.add"
+) -> None:
     """Duplicates, another order, failing handlers, poison, and a kill -9 in the middle."""
     service = await open_service(TELEMETRY__LOG_LEVEL="error")
     pubsub = await open_pubsub(service.endpoint, seed=7, duplicate_rate=0.1, reorder_rate=0.2)
     began = perf_counter()
-    sent = await publish(pubsub, count)
+    sent = await publish(pubsub, count, to=to)
 
     async with asyncio.timeout(seconds):
         while await sql.fetchval("SELECT count(*) FROM ledger") < count // 3:
@@ -90,16 +92,18 @@ async def messages_survive(count: int, seconds: float, open_service, open_pubsub
     print(f"{count} messages in {summary.deliveries} deliveries, {lasted:.1f} s")  # noqa: T201
 
 
-async def test_messages_have_one_effect_each_through_a_kill(open_service, open_pubsub, own_sql):
-    await messages_survive(600, 40, open_service, open_pubsub, own_sql)
+@pytest.mark.parametrize("to", ["ledger.add", "ledger.note"])
+async def test_messages_have_one_effect_each_through_a_kill(to, open_service, open_pubsub, own_sql):
+    await messages_survive(600, 40, open_service, open_pubsub, own_sql, to)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("to", ["ledger.add", "ledger.note"])
 async def test_ten_thousand_messages_have_one_effect_each_through_a_kill(
-    open_service, open_pubsub, own_sql
+    to, open_service, open_pubsub, own_sql
 ):
-    await messages_survive(10_000, 600, open_service, open_pubsub, own_sql)
+    await messages_survive(10_000, 600, open_service, open_pubsub, own_sql, to)
 
 
 async def test_same_message_ten_times_at_once_on_two_instances_has_one_effect(
