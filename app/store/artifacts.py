@@ -78,7 +78,7 @@ WITH target AS (
 )
 UPDATE runner_leases l SET expires_at = greatest(l.expires_at, clock_now() + $3)
 FROM target t
-WHERE l.id = t.lease_id AND l.lease_token_hash = $2 AND l.status = 'active'
+WHERE l.id = t.lease_id AND l.lease_token_hash = $2 AND l.status = (SELECT 'active')
 RETURNING l.attempt_id, l.id AS lease_id, l.lease_number, l.runner_instance_id
 """
 

@@ -210,7 +210,7 @@ async def list_of_requests(conn: Connection, asked: Sequence[Asked]) -> list[lis
 # locked in order of priority, passing over what another claim is taking, and checked again. They
 # are dealt out by their place: every claim gets a first one before any gets a second. Claims that
 # picked one after the other in this statement would pick the same rows, for one's own locks are
-# not passed over.
+# not passed over. The sub-selects keep plans from reading whole partial indexes (`store/leases.py`).
 _LEASE = f"""
 -- claims.lease
 WITH asked AS (
@@ -219,7 +219,7 @@ WITH asked AS (
 ), room AS (
     SELECT i.*, least(i.wanted, i.capacity - (
         SELECT count(*) FROM runner_leases l
-        WHERE l.runner_instance_id = i.runner_id AND l.status = 'active'))::int AS free
+        WHERE l.runner_instance_id = i.runner_id AND l.status = (SELECT 'active')))::int AS free
     FROM asked i
 ), slots AS (
     SELECT r.claim, r.runner_id, r.session_id, r.request_id, s.turn,
@@ -239,7 +239,7 @@ WITH asked AS (
     SELECT h.id, h.priority, h.created_at, h.concurrency_key, h.status, h.last_lease_number,
         h.last_event_at
     FROM best b JOIN execution_attempts h ON h.id = b.id
-    WHERE h.claimable AND {_NOT_BACKING_OFF}
+    WHERE h.claimable = (SELECT true) AND {_NOT_BACKING_OFF}
     ORDER BY b.priority, b.created_at, b.id
     LIMIT (SELECT count(*) FROM slots)
     FOR NO KEY UPDATE OF h SKIP LOCKED

@@ -3,6 +3,10 @@
 Order in each: lock the attempt's row, then update the lease where id, token and status fit, then
 act only on what that returned. A lease that was merely joined or read would be no fence: a sweep
 that commits in between would be overlooked.
+
+`= (SELECT 'active')` and not `= 'active'` where a lease is found by its id: what a sub-select says
+proves no partial index's predicate. A plan made when few leases were active would otherwise read
+all entries of such an index, live and dead, for each heartbeat.
 """
 
 from __future__ import annotations
@@ -55,7 +59,7 @@ WITH input AS (
     UPDATE runner_leases l SET started_at = coalesce(l.started_at, fact_after(t.last_event_at)),
         expires_at = greatest(l.expires_at, clock_now() + $3)
     FROM input i JOIN target t ON t.lease_id = i.lease_id JOIN locked k ON k.id = t.lease_id
-    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = 'active'
+    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = (SELECT 'active')
     RETURNING l.id, l.attempt_id, l.lease_number, l.runner_instance_id, l.started_at,
         l.expires_at, t.status AS was, k.started_at IS NULL AS lease_first
 ), healthy AS (
@@ -166,7 +170,7 @@ WITH input AS ({_BEAT_INPUT}
 ), fenced AS (
     UPDATE runner_leases l SET {_RENEWED}
     FROM input i JOIN locked k ON k.id = i.lease_id
-    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = 'active'
+    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = (SELECT 'active')
         AND l.session_id = i.session_id
         AND (i.sequence <= l.last_sequence OR i.phase IS NULL OR i.phase = l.phase)
     RETURNING l.id, l.attempt_id, l.runner_instance_id, l.expires_at, l.phase,
@@ -195,7 +199,7 @@ WITH input AS ({_BEAT_INPUT}
         phase = CASE WHEN i.sequence > l.last_sequence THEN coalesce(i.phase, l.phase)
             ELSE l.phase END
     FROM input i JOIN locked k ON k.id = i.lease_id
-    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = 'active'
+    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = (SELECT 'active')
         AND l.session_id = i.session_id
     RETURNING l.id, l.attempt_id, l.runner_instance_id, l.lease_number, l.expires_at, l.phase,
         l.progress_percent, i.message, i.heartbeat_id, i.sequence > k.last_sequence AS newer,
@@ -295,7 +299,7 @@ WITH input AS (
         started_at = coalesce(l.started_at, fact_after(t.last_event_at)),
         completion_digest = i.digest
     FROM input i JOIN target t ON t.lease_id = i.lease_id
-    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = 'active'
+    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = (SELECT 'active')
     RETURNING l.id, l.attempt_id, l.lease_number, l.runner_instance_id, l.released_at,
         i.outcome, i.category, i.message, i.result
 ), moved AS (
