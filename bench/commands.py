@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from time import perf_counter
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 from uuid import uuid4
 
 from app.commands import attempts, leases
@@ -34,35 +35,47 @@ from tests.driver import new_attempt
 
 T = TypeVar("T")
 MANY_CLASSES = 10_000
+RUNNERS = 100
 CREATE, CLAIM, START, BEAT, COMPLETE = "create", "claim", "start", "heartbeat", "complete"
 NAMES = (CREATE, CLAIM, START, BEAT, COMPLETE)
 
 
-class Commands:
-    """One runner and its control plane over a database; `times` keeps milliseconds by command."""
+class Runs(Protocol):
+    """What carries a command out."""
 
-    def __init__(self, dsn: str) -> None:
-        """Nothing is connected yet."""
-        self.database = Database(DatabaseSettings(url=dsn))
+    async def run(
+        self, command: Callable[[Connection], Awaitable[T]], *, pinned: bool = False
+    ) -> T:
+        """Run it and return its outcome."""
+
+
+class Commands:
+    """Some runners and their control plane; `times` keeps milliseconds by command."""
+
+    def __init__(self, database: Runs) -> None:
+        """Over this database, or over anything that runs a command as it does."""
+        self.database = database
         self.times: dict[str, list[float]] = defaultdict(list)
-        self.runner_id, self.session_id = f"bench-{uuid4().hex[:10]}", uuid4()
+        prefix = uuid4().hex[:10]
+        self.runner_ids = [f"bench-{prefix}-{number}" for number in range(RUNNERS)]
+        self.session_id = uuid4()
+        self._claims = 0
         self.offer = Offer("ssh", frozenset({"ssh.command.run"}), None, frozenset())
         self._keys = KeyRing("k1", {"k1": b"a secret of a benchmark, long enough to be one"})
         terms = LeaseSettings()
         self._terms = Terms.of(terms)
         self._claimer = Claimer(self._keys, PlacementClasses(), terms, rules_of(terms))
 
-    async def __aenter__(self) -> Self:
+    async def register(self) -> Self:
+        """Make the runners known."""
         await self.database.run(self._register)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.database.close()
-
     async def _register(self, conn: Connection) -> None:
         profile = runners.Profile("ssh", "1.0.0", ["ssh.command.run"], None, "{}")
-        await runners.add_once(conn, self.runner_id, self.session_id, profile)
-        await runners.begin_session(conn, self.runner_id, self.session_id, profile, 100_000)
+        for runner_id in self.runner_ids:
+            await runners.add_once(conn, runner_id, self.session_id, profile)
+            await runners.begin_session(conn, runner_id, self.session_id, profile, 1000)
 
     async def timed(self, name: str, command: Callable[[Connection], Awaitable[T]]) -> T:
         """Run and commit it."""
@@ -85,8 +98,9 @@ class Commands:
 
     async def claim(self, most: int = 1) -> list[Claim]:
         """At most so many leases."""
+        self._claims += 1
         command = ClaimLeases(
-            runner_id=self.runner_id,
+            runner_id=self.runner_ids[self._claims % RUNNERS],
             session_id=self.session_id,
             request_id=uuid4(),
             max_leases=most,
@@ -142,3 +156,13 @@ class Commands:
 
 def _proof(one: Claim) -> dict[str, Any]:
     return {"lease_id": one.leased.lease.id, "lease_token": one.token}
+
+
+@asynccontextmanager
+async def commands_over(dsn: str) -> AsyncIterator[Commands]:
+    """The commands of a new runner, as a service would run them on this database."""
+    database = Database(DatabaseSettings(url=dsn))
+    try:
+        yield await Commands(database).register()
+    finally:
+        await database.close()

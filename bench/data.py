@@ -1,8 +1,9 @@
 """`make bench-data`: a database that has grown for years, built once and kept under `.bench`.
 
 By default 2.5 million finished attempts with 10 million events in 40 months, for the reads of the
-feed; `make bench-growth` wants more attempts with an event each. Rows are made by the server itself, without triggers, and indexes after the rows; what they say is what a life of each
-attempt would have left. Their events stand in an epoch that has ended, as after a restore: the new
+feed; `make bench-growth` wants more attempts with an event each. Rows are made by the server
+itself, without triggers, and indexes after the rows; what they say is what a life of each attempt
+would have left. Their events stand in an epoch that has ended, as after a restore: the new
 cluster's transaction ids are far below theirs.
 """
 

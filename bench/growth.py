@@ -22,7 +22,7 @@ import asyncpg
 
 from app.embedded.postgres import EmbeddedPostgres
 from app.store import migrate, partitions
-from bench.commands import BEAT, CLAIM, NAMES, Commands
+from bench.commands import BEAT, CLAIM, NAMES, Commands, commands_over
 from bench.data import OPTIONS, grown
 from bench.parts import described_machine
 from tests.plans.conftest import Queue
@@ -109,7 +109,7 @@ async def with_commands(dsn: str, work: Work) -> Medians:
     """Do this with a connection and the commands of a runner."""
     sql = await asyncpg.connect(dsn, command_timeout=600)
     try:
-        async with Commands(dsn) as commands:
+        async with commands_over(dsn) as commands:
             return await work(sql, commands)
     finally:
         await sql.close()
@@ -132,6 +132,8 @@ async def beside_old_snapshot(sql: asyncpg.Connection, commands: Commands, lives
     async with sql.transaction():
         await partitions.ensure_near(sql)
     await commands.create(OWN)
+    for _ in range(20):
+        await commands.live(50)
     await sql.execute("VACUUM ANALYZE")
     head("an old transaction is left open")
     base = await measure(commands)

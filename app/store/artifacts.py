@@ -73,7 +73,7 @@ _FENCE = """
 WITH target AS (
     SELECT a.id, l.id AS lease_id FROM execution_attempts a
     JOIN runner_leases l ON l.attempt_id = a.id
-    WHERE l.id = $1 AND a.status IN ('leased', 'running')
+    WHERE l.id = $1 AND (a.status IN ('leased', 'running')) IS TRUE
     ORDER BY a.id FOR NO KEY UPDATE OF a
 )
 UPDATE runner_leases l SET expires_at = greatest(l.expires_at, clock_now() + $3)

@@ -210,7 +210,7 @@ async def list_of_requests(conn: Connection, asked: Sequence[Asked]) -> list[lis
 # locked in order of priority, passing over what another claim is taking, and checked again. They
 # are dealt out by their place: every claim gets a first one before any gets a second. Claims that
 # picked one after the other in this statement would pick the same rows, for one's own locks are
-# not passed over. The sub-selects keep plans from reading whole partial indexes (`store/leases.py`).
+# not passed over. The sub-selects are there for plans, see `store/leases.py`.
 _LEASE = f"""
 -- claims.lease
 WITH asked AS (

@@ -6,7 +6,8 @@ that commits in between would be overlooked.
 
 `= (SELECT 'active')` and not `= 'active'` where a lease is found by its id: what a sub-select says
 proves no partial index's predicate. A plan made when few leases were active would otherwise read
-all entries of such an index, live and dead, for each heartbeat.
+all entries of such an index, live and dead, for each heartbeat. `IS TRUE` keeps the index on an
+attempt's status from the same use.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ WITH input AS (
     SELECT a.id, a.status, a.last_event_at, l.id AS lease_id
     FROM execution_attempts a
     JOIN runner_leases l ON l.attempt_id = a.id JOIN input i ON i.lease_id = l.id
-    WHERE a.status IN ('leased', 'running')
+    WHERE (a.status IN ('leased', 'running')) IS TRUE
     ORDER BY a.id FOR NO KEY UPDATE OF a
 ), locked AS (
     SELECT l.id, l.started_at FROM runner_leases l JOIN target t ON t.lease_id = l.id
@@ -189,7 +190,7 @@ WITH input AS ({_BEAT_INPUT}
 ), target AS (
     SELECT a.id, a.last_event_at, l.id AS lease_id FROM execution_attempts a
     JOIN runner_leases l ON l.attempt_id = a.id JOIN input i ON i.lease_id = l.id
-    WHERE a.status IN ('leased', 'running')
+    WHERE (a.status IN ('leased', 'running')) IS TRUE
     ORDER BY a.id FOR NO KEY UPDATE OF a
 ), locked AS (
     SELECT l.id, l.last_sequence, l.phase FROM runner_leases l
@@ -291,7 +292,7 @@ WITH input AS (
 ), target AS (
     SELECT a.id, a.last_event_at, l.id AS lease_id FROM execution_attempts a
     JOIN runner_leases l ON l.attempt_id = a.id JOIN input i ON i.lease_id = l.id
-    WHERE a.status = 'running'
+    WHERE (a.status = 'running') IS TRUE
     ORDER BY a.id FOR NO KEY UPDATE OF a
 ), fenced AS (
     UPDATE runner_leases l SET status = 'released', released_at = fact_after(t.last_event_at),
