@@ -1,6 +1,6 @@
 """`make bench-capacity`: what one command costs, and from it what a fleet would need.
 
-Measured: each command of a life, one at a time over HTTP: CPU of the service, CPU of PostgreSQL, WAL,
+Measured: each command of a life, one at a time over HTTP: CPU of service and PostgreSQL, WAL,
 bytes on the wire, transactions; and what a life and a heartbeat leave in the database. Calculated
 from that, line by line with its formula: instances, connections, transactions, network and storage
 for 1,000, 10,000 and 100,000 runners. One at a time is the dear way: gathered commands cost less.
@@ -64,7 +64,9 @@ class Counted(Wire):
 class Meter:
     """Reads what has been used so far."""
 
-    def __init__(self, sql: asyncpg.Connection, service: int, server: int, wires: list[Counted]):
+    def __init__(
+        self, sql: asyncpg.Connection, service: int, server: int, wires: list[Counted]
+    ) -> None:
         """Process ids of the service and of PostgreSQL's first process."""
         self._sql = sql
         self._service = psutil.Process(service)
@@ -96,54 +98,69 @@ class Meter:
         return Cost(*((b - a) / many for a, b in zip(before, after, strict=True)))
 
 
-async def measured(parts: Parts, lives: int, beats: int) -> tuple[dict[str, Cost], float, float]:
+class Lives:
+    """So many lives side by side, carried on command by command, one at a time."""
+
+    def __init__(self, runner: Runner, control: Wire, many: int, beats: int) -> None:
+        """Nothing has been created."""
+        self._runner, self._control = runner, control
+        self._many, self._beats = many, beats
+        self._claimed: list[dict[str, Any]] = []
+
+    async def create(self) -> None:
+        """All of them."""
+        for _ in range(self._many):
+            body = new_attempt(placement={"zone": self._runner.zone})
+            await self._control.call(CREATE, "POST", "/v1/attempts", body)
+
+    async def claim(self) -> None:
+        """Each by a claim of its own; what was claimed before is left to itself."""
+        self._claimed = []
+        for _ in range(self._many):
+            self._claimed += await self._runner.claim()
+
+    async def start(self) -> None:
+        """What was claimed."""
+        for one in self._claimed:
+            await self._runner.under(START, one, {})
+
+    async def beat(self) -> None:
+        """Heartbeats for each."""
+        for number in range(1, self._beats + 1):
+            for one in self._claimed:
+                await self._runner.under(BEAT, one, self._runner.beat(sequence=number))
+
+    async def complete(self) -> None:
+        """All of them."""
+        for one in self._claimed:
+            await self._runner.under(COMPLETE, one, {"outcome": "succeeded"})
+
+
+async def measured(parts: Parts, many: int, beats: int) -> tuple[dict[str, Cost], float, float]:
     """The cost of each command, and bytes that a life and a heartbeat leave."""
     service = await parts.serve()
-    fleet = Fleet(parts, service.url)
+    tokens = Fleet(parts, service.url).tokens
     wires = [
-        await Counted(service.url, fleet.tokens[role], defaultdict(list)).open()
+        await Counted(service.url, tokens[role], defaultdict(list)).open()
         for role in ("runner", "control-plane")
     ]
-    runner = await Runner(wires[0], "z1").register()
-    control = wires[1]
+    lives = Lives(await Runner(wires[0], "z1").register(), wires[1], many, beats)
     sql = await asyncpg.connect(parts.postgres.dsn)
     assert parts.postgres.pid is not None
-    meter = Meter(sql, service.pid, parts.postgres.pid, wires)  # type: ignore[arg-type]
-    claimed: list[dict[str, Any]] = []
-
-    async def create() -> None:
-        for _ in range(lives):
-            body = new_attempt(placement={"zone": "z1"})
-            await control.call(CREATE, "POST", "/v1/attempts", body)
-
-    async def claim() -> None:
-        for _ in range(lives):
-            claimed.extend(await runner.claim())
-
-    async def start() -> None:
-        for one in claimed:
-            await runner.under(START, one, {})
-
-    async def beat() -> None:
-        for number in range(1, beats + 1):
-            for one in claimed:
-                await runner.under(BEAT, one, runner.beat(sequence=number))
-
-    async def complete() -> None:
-        for one in claimed:
-            await runner.under(COMPLETE, one, {"outcome": "succeeded"})
-
-    await create()
-    await claim()
-    claimed.clear()  # the first ones warm it; their leases end by themselves
+    meter = Meter(sql, service.pid, parts.postgres.pid, wires)
+    await lives.create()  # the first ones warm it
+    await lives.claim()
     size = await _sizes(sql)
-    costs = {CREATE: await meter.cost(lives, create), CLAIM: await meter.cost(lives, claim)}
-    costs[START] = await meter.cost(lives, start)
-    costs[BEAT] = await meter.cost(lives * beats, beat)
-    costs[COMPLETE] = await meter.cost(lives, complete)
+    costs = {
+        CREATE: await meter.cost(many, lives.create),
+        CLAIM: await meter.cost(many, lives.claim),
+        START: await meter.cost(many, lives.start),
+        BEAT: await meter.cost(many * beats, lives.beat),
+        COMPLETE: await meter.cost(many, lives.complete),
+    }
     grown = await _sizes(sql)
     await sql.close()
-    return costs, (grown[0] - size[0]) / lives, (grown[1] - size[1]) / lives / beats
+    return costs, (grown[0] - size[0]) / many, (grown[1] - size[1]) / many / beats
 
 
 async def _sizes(sql: asyncpg.Connection) -> tuple[int, int]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncpg
 
-from app.store import partitions
+from app.store import ends, feed, holds, partitions
 from app.store.database import Connection
 from bench.commands import Commands
 from bench.data import grown
@@ -23,16 +24,14 @@ from bench.parts import described_machine
 
 T = TypeVar("T")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "plans.md"
-PINNED = (
-    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off; "
-    "SET track_io_timing = on"
-)
+PINNED = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off"
 EXPLAIN = "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) "
 HEAD = """# How the hot statements are carried out
 
 Written by `make bench-plans` from the statements themselves: one life in a database of {attempts:,}
 finished attempts ({events:,} events, {partitions} monthly partitions of them), each statement
-explained with its own values under the settings that the service pins. {machine}.
+explained with its own values, those of commands under the settings that the service pins.
+{machine}.
 
 [`tests/plans/`](../tests/plans/) holds them at 50,000 rows: no plan may read an index from its
 beginning, whatever the statistics were when it was made.
@@ -62,6 +61,8 @@ class Explained:
     async def _explain(self, statement: str, values: tuple[object, ...]) -> None:
         name = statement.split()[1]
         if name in self.plans or not statement.lstrip().startswith("-- "):
+            return
+        if [] in values:  # a batch of nothing
             return
         savepoint = self._sql.transaction()
         await savepoint.start()
@@ -113,6 +114,14 @@ def page_of(head: str, plans: dict[str, list[str]]) -> str:
     return head + "".join(lines) + "".join(parts)
 
 
+async def _sweeps_and_feed(conn: Connection) -> None:
+    """What the loops ask each second, and two pages of the feed."""
+    await ends.list_due(conn, 200)
+    await holds.list_waited_for(conn, "", 100)
+    await holds.release_due(conn, timedelta(minutes=5), [], 100)
+    await feed.read(conn, await feed.oldest(conn), 1000)
+
+
 async def main() -> None:
     """Explain the statements of some lives and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -133,6 +142,8 @@ async def main() -> None:
         explained.plans.clear()
         for _ in range(2):
             await commands.live(1)
+        await sql.execute("RESET plan_cache_mode; RESET enable_seqscan")
+        await explained.run(_sweeps_and_feed)
         facts = await sql.fetchrow(
             "SELECT sum(greatest(reltuples, 0))::bigint AS events, count(*) AS partitions "
             "FROM pg_class WHERE oid IN (SELECT inhrelid FROM pg_inherits "
