@@ -1,6 +1,6 @@
 """Beside an old snapshot claims do not step over all that was claimed since, and miss nothing."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
@@ -52,8 +52,10 @@ def eager(clock, monkeypatch) -> Floors:
     return Floors(clock=lambda: clock[0])
 
 
-@pytest.fixture
-async def claim(queue, eager) -> Callable[[], object]:
+Claim = Callable[[], Awaitable[int | None]]
+
+
+async def claim_with(queue, kept: Floors) -> Claim:
     """One claim of one runner; the priority of what it is given, None: of nothing."""
     session = uuid4()
     profile = runners.Profile("ssh", "1", ["ssh.command.run"], None, "{}")
@@ -61,7 +63,7 @@ async def claim(queue, eager) -> Callable[[], object]:
     await runners.begin_session(queue.connection, "runner-1", session, profile, 1000)
     keys = KeyRing("k1", {"k1": b"a secret of the tests, long enough to be one"})
     terms = LeaseSettings()
-    claimer = Claimer(keys, PlacementClasses(), terms, rules_of(terms), eager)
+    claimer = Claimer(keys, PlacementClasses(), terms, rules_of(terms), kept)
 
     async def claim_() -> int | None:
         command = ClaimLeases(runner_id="runner-1", session_id=session, request_id=uuid4())
@@ -69,6 +71,11 @@ async def claim(queue, eager) -> Callable[[], object]:
         return outcome[0].leased.attempt.priority if outcome else None
 
     return claim_
+
+
+@pytest.fixture
+async def claim(queue, eager) -> Claim:
+    return await claim_with(queue, eager)
 
 
 async def make_urgent(queue, priority: int) -> None:
@@ -108,12 +115,29 @@ async def test_the_age_of_a_snapshot_counts_what_began_after_it(queue, snapshot)
     assert await floors.oldest_snapshot_age(queue.connection) >= 20
 
 
-async def test_without_a_slow_claim_and_an_old_snapshot_there_is_no_floor(queue, monkeypatch):
-    asked = Floors()
-    await asked.note(queue.connection, 0.001, [])
-    await asked.note(queue.connection, 9.0, [])
+async def test_slow_claims_without_an_old_snapshot_set_no_floor(queue, monkeypatch):
+    monkeypatch.setattr(policy, "_SLOW_SECONDS", 0)
+    kept = Floors()
+    claim = await claim_with(queue, kept)
+    await queue.fill(2)
+    await queue.settle()
 
-    assert asked.of([class_of(None)]) == {}
+    assert await claim() == 100
+
+    assert kept.of([class_of(None)]) == {}
+
+
+async def test_quick_claims_set_no_floor(queue, monkeypatch):
+    monkeypatch.setattr(policy, "_SLOW_SECONDS", 1000)
+    monkeypatch.setattr(policy, "_OLD_TRANSACTIONS", 0)
+    kept = Floors()
+    claim = await claim_with(queue, kept)
+    await queue.fill(2)
+    await queue.settle()
+
+    assert await claim() == 100
+
+    assert kept.of([class_of(None)]) == {}
 
 
 async def test_more_urgent_work_goes_first_again_after_a_second(queue, claim, clock):
