@@ -40,9 +40,11 @@ def begins(
 _OLDEST_SNAPSHOT_AGE = """
 -- floors.oldest_snapshot_age
 SELECT coalesce(max(age(x.xmin)), 0) FROM (
-    SELECT backend_xmin FROM pg_stat_activity
+    SELECT a.backend_xmin FROM pg_stat_activity a
+    WHERE a.datname IS NULL OR a.datname = current_database()
     UNION ALL SELECT s.xmin FROM pg_replication_slots s
-    UNION ALL SELECT p.transaction FROM pg_prepared_xacts p) x(xmin)
+    UNION ALL SELECT p.transaction FROM pg_prepared_xacts p
+    WHERE p.database = current_database()) x(xmin)
 """
 
 
