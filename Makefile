@@ -26,6 +26,7 @@ help:
 	@echo 'make check      style, types, import rules'
 	@echo 'make docs       the generated reference'
 	@echo 'make bench      measurements on this machine, and what they should reach; also bench-claim, ...'
+	@echo '  bench-growth, bench-plans   over ten million finished attempts; bench-data builds 2.5 million'
 	@echo 'make clean      remove the data of the stack (.dev)'
 	@echo
 	@echo 'run takes PORT=9000, NAME=feature-x (a second stack beside the first), DEV_HOME=/path.'

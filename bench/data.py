@@ -1,8 +1,9 @@
 """`make bench-data`: a database that has grown for years, built once and kept under `.bench`.
 
-By default 2.5 million finished attempts with 10 million events in 40 months. Rows are made by the
-server itself, without triggers, and indexes after the rows; what they say is what a life of each
-attempt would have left. Their events stand in an epoch that has ended, as after a restore: the new
+By default 2.5 million finished attempts with 10 million events in 40 months, for the reads of the
+feed; `make bench-growth` wants more attempts with an event each. Rows are made by the server
+itself, without triggers, and indexes after the rows; what they say is what a life of each attempt
+would have left. Their events stand in an epoch that has ended, as after a restore: the new
 cluster's transaction ids are far below theirs.
 """
 
@@ -30,7 +31,7 @@ OPTIONS: dict[str, str | int] = {
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
-    "max_wal_size": "8GB",
+    "max_wal_size": "4GB",
     "maintenance_work_mem": "512MB",
     "shared_buffers": "512MB",
     "autovacuum": "off",
@@ -77,7 +78,7 @@ FROM generate_series($3::bigint, $4::bigint) n
 CROSS JOIN LATERAL (SELECT pg_temp.made_at(n, $1, $2) AS at) t
 """
 
-# $5 and $6: the month.
+# $5 and $6: the month; $7: which of an attempt's four events are left out.
 ADD_EVENTS = """
 INSERT INTO {name} (id, attempt_id, event_number, event_type, payload, feed_epoch, feed_xid,
     created_at)
@@ -92,7 +93,7 @@ CROSS JOIN (VALUES
     (3, 'started', interval '2 s', '{{"lease_number": 1}}'),
     (4, 'succeeded', interval '30 s', '{{"lease_number": 1, "result": {{"exit_code": 0}}}}')
 ) e(number, type, after, payload)
-WHERE t.at + e.after >= $5 AND t.at + e.after < $6
+WHERE t.at + e.after >= $5 AND t.at + e.after < $6 AND e.number > $7
 ORDER BY t.at + e.after
 """
 
@@ -111,7 +112,7 @@ def _midnight(day: dt.date) -> dt.datetime:
     return dt.datetime.combine(day, dt.time(), dt.UTC)
 
 
-async def _build(folder: Path, attempts: int) -> None:
+async def _build(folder: Path, attempts: int, events: int) -> None:
     postgres = EmbeddedPostgres(folder, options=OPTIONS)
     await postgres.start()
     try:
@@ -120,7 +121,7 @@ async def _build(folder: Path, attempts: int) -> None:
             postgres.admin_dsn.rsplit("/", 1)[0] + "/" + postgres.dsn.rsplit("/", 1)[1],
             command_timeout=7200,
         )
-        await _fill(admin, attempts)
+        await _fill(admin, attempts, events)
         await admin.execute("VACUUM (FREEZE, ANALYZE)")
         async with admin.transaction():
             begun = await epochs.begin_once(admin)
@@ -130,7 +131,7 @@ async def _build(folder: Path, attempts: int) -> None:
         await postgres.stop()
 
 
-async def _fill(sql: asyncpg.Connection, attempts: int) -> None:
+async def _fill(sql: asyncpg.Connection, attempts: int, events: int) -> None:
     await sql.execute("SET ROLE execution_plane")
     await sql.execute(FUNCTIONS)
     months = _months(dt.datetime.now(dt.UTC).date())
@@ -146,7 +147,7 @@ async def _fill(sql: asyncpg.Connection, attempts: int) -> None:
         last = min(attempts, (end - began) // step)
         await sql.execute(ADD_ATTEMPTS, began, step, first, last - 1)
         await sql.execute(ADD_LEASES, began, step, first, last - 1)
-        await _add_month(sql, began, step, min(last, attempts - 1), begin, end)
+        await _add_month(sql, (began, step), min(last, attempts - 1), (begin, end), events)
         print(f"  month {number + 1} of {MONTHS}: {last:,} attempts", flush=True)
     for definition in definitions:
         await sql.execute(definition)
@@ -156,20 +157,21 @@ async def _fill(sql: asyncpg.Connection, attempts: int) -> None:
 
 async def _add_month(
     sql: asyncpg.Connection,
-    began: dt.datetime,
-    step: dt.timedelta,
+    pace: tuple[dt.datetime, dt.timedelta],
     last: int,
-    begin: dt.datetime,
-    end: dt.datetime,
+    month: tuple[dt.datetime, dt.datetime],
+    events: int,
 ) -> None:
     """Rows first, up to those of this attempt; attaching makes the indexes."""
+    (began, step), (begin, end) = pace, month
     name = f"attempt_events_{begin:%Y%m}"
     await sql.execute(
         f"CREATE TABLE {name} (LIKE attempt_events INCLUDING DEFAULTS INCLUDING CONSTRAINTS)"
     )
     # An attempt of the last half minute of the month before has its end in this one.
     first = max(0, (begin - dt.timedelta(minutes=1) - began) // step)
-    await sql.execute(ADD_EVENTS.format(name=name), began, step, first, last, begin, end)
+    left_out = EVENTS_PER_ATTEMPT - events
+    await sql.execute(ADD_EVENTS.format(name=name), began, step, first, last, begin, end, left_out)
     await sql.execute(
         f"ALTER TABLE attempt_events ATTACH PARTITION {name} "
         f"FOR VALUES FROM ('{begin.isoformat()}') TO ('{end.isoformat()}')"
@@ -189,27 +191,31 @@ async def _without_indexes(sql: asyncpg.Connection, tables: tuple[str, ...]) -> 
     return [row["made"] for row in rows]
 
 
-async def build_once(attempts: int = ATTEMPTS) -> Path:
-    """The folder with so many attempts; built if it is not there in whole."""
-    folder = HOME / f"grown-{attempts}"
+async def build_once(attempts: int = ATTEMPTS, events: int = EVENTS_PER_ATTEMPT) -> Path:
+    """The folder with so many attempts, the last `events` of each; built if not there in whole."""
+    folder = HOME / (f"grown-{attempts}" + (f"x{events}" if events < EVENTS_PER_ATTEMPT else ""))
     if (folder / "complete").exists():
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began = monotonic()
-    print(f"building {attempts:,} finished attempts in {folder}", flush=True)
-    await _build(folder, attempts)
+    print(f"building {attempts:,} finished attempts, {events} events each, in {folder}", flush=True)
+    await _build(folder, attempts, events)
     (folder / "complete").touch()
     print(f"built in {monotonic() - began:.0f} s", flush=True)
     return folder
 
 
 @asynccontextmanager
-async def grown(attempts: int = ATTEMPTS) -> AsyncIterator[EmbeddedPostgres]:
-    """The grown database, running."""
-    postgres = EmbeddedPostgres(await build_once(attempts), options=OPTIONS)
+async def grown(
+    attempts: int = ATTEMPTS, events: int = EVENTS_PER_ATTEMPT, **options: str | int
+) -> AsyncIterator[EmbeddedPostgres]:
+    """The grown database, running, with the schema of today."""
+    folder = await build_once(attempts, events)
+    postgres = EmbeddedPostgres(folder, options=OPTIONS | options)
     await postgres.start()
     try:
+        await asyncio.to_thread(migrate.upgrade, postgres.dsn)
         yield postgres
     finally:
         await postgres.stop()
@@ -225,4 +231,6 @@ def size_option(parser: argparse.ArgumentParser) -> None:
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__)
     size_option(arguments)
-    asyncio.run(build_once(arguments.parse_args().attempts))
+    arguments.add_argument("--events", type=int, default=EVENTS_PER_ATTEMPT, help="of each kept")
+    given = arguments.parse_args()
+    asyncio.run(build_once(given.attempts, given.events))

@@ -13,6 +13,7 @@ import orjson
 from app import failpoints
 from app.auth.lease_tokens import hash_of, token_of
 from app.commands.ends import take_back
+from app.commands.floors import Floors
 from app.domain.commands import ClaimLeases
 from app.domain.errors import (
     RunnerNotFound,
@@ -120,6 +121,7 @@ class Claimer:
     classes: PlacementClasses
     leases: LeaseSettings
     rules: Rules
+    floors: Floors = field(default_factory=Floors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ async def try_claims(
         Asked(one.runner_id, one.session_id, one.request_id)
         for one in (request.command for request in requests)
     ]
-    satisfied, looks = await _look(conn, claimer.classes, requests[0].offer, asked)
+    satisfied, looks = await _look(conn, claimer, requests[0].offer, asked)
     outcomes: list[Outcome] = [_refused(*pair) or [] for pair in zip(asked, looks, strict=True)]
     going = [
         position
@@ -216,16 +218,24 @@ def offer_of(session: runners.Session) -> Offer:
 
 
 async def _look(
-    conn: Connection, classes: PlacementClasses, offer: Offer, asked: Sequence[Asked]
+    conn: Connection, claimer: Claimer, offer: Offer, asked: Sequence[Asked]
 ) -> tuple[list[UUID], list[Look]]:
-    """Look with the newest classes: a version that has moved on is read again first."""
+    """Look with the newest classes: a version that has moved on is read again first.
+
+    Where there is nothing above the floors, below them there may be.
+    """
+    classes = claimer.classes
     while True:
         version = classes.version(offer.runner_kind)  # others may read them again meanwhile
         satisfied = classes.satisfied_by(offer)
-        looks = await claims.look(conn, offer.runner_kind, asked, satisfied)
-        if looks[0].class_version == version:
+        floors = claimer.floors.of(satisfied)
+        looks = await claims.look(conn, offer.runner_kind, asked, satisfied, floors)
+        if looks[0].class_version != version:
+            await classes.reload(conn, offer.runner_kind)
+        elif floors and not looks[0].available:
+            claimer.floors.forget()
+        else:
             return satisfied, looks
-        await classes.reload(conn, offer.runner_kind)
 
 
 def _may_claim(runner: claims.LockedRunner) -> bool:
@@ -243,18 +253,17 @@ async def _lease(
 ) -> list[list[Claim]]:
     lease_ids = [new_id() for _ in range(sum(one.wanted for one in asked))]
     tokens = {lease_id: token_of(claimer.keys, lease_id) for lease_id in lease_ids}
-    leased = await claims.lease(
-        conn,
-        satisfied,
-        asked,
-        LeaseTerms(
-            lease_ids,
-            [hash_of(token) for token in tokens.values()],
-            claimer.keys.current,
-            timedelta(seconds=claimer.leases.claim_grace_seconds),
-            timedelta(seconds=claimer.leases.start_timeout_seconds),
-        ),
+    terms = LeaseTerms(
+        lease_ids,
+        [hash_of(token) for token in tokens.values()],
+        claimer.keys.current,
+        timedelta(seconds=claimer.leases.claim_grace_seconds),
+        timedelta(seconds=claimer.leases.start_timeout_seconds),
     )
+    began = time.perf_counter()
+    leased = await claims.lease(conn, satisfied, asked, terms, claimer.floors.of(satisfied))
+    found = [one.attempt for leases in leased for one in leases if not one.continuation]
+    await claimer.floors.note(conn, time.perf_counter() - began, found)
     return [[Claim(one, tokens[one.lease.id]) for one in leases] for leases in leased]
 
 

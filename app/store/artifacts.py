@@ -73,12 +73,12 @@ _FENCE = """
 WITH target AS (
     SELECT a.id, l.id AS lease_id FROM execution_attempts a
     JOIN runner_leases l ON l.attempt_id = a.id
-    WHERE l.id = $1 AND a.status IN ('leased', 'running')
+    WHERE l.id = $1 AND (a.status IN ('leased', 'running')) IS TRUE
     ORDER BY a.id FOR NO KEY UPDATE OF a
 )
 UPDATE runner_leases l SET expires_at = greatest(l.expires_at, clock_now() + $3)
 FROM target t
-WHERE l.id = t.lease_id AND l.lease_token_hash = $2 AND l.status = 'active'
+WHERE l.id = t.lease_id AND l.lease_token_hash = $2 AND l.status = (SELECT 'active')
 RETURNING l.attempt_id, l.id AS lease_id, l.lease_number, l.runner_instance_id
 """
 

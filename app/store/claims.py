@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -10,6 +10,7 @@ from uuid import UUID
 from app.domain.records import Attempt, Lease
 from app.store.attempts import COLUMNS
 from app.store.database import Connection
+from app.store.floors import NO_FLOORS, Place, begins
 
 LEASE_COLUMNS = """l.id, l.attempt_id, l.lease_number, l.runner_instance_id, l.session_id,
     l.status, l.phase, l.progress_percent, l.created_at, l.started_at, l.expires_at,
@@ -53,8 +54,10 @@ WITH asked AS (
     AS i(runner_id, session_id, request_id, position)
 ), there AS (
     SELECT v.version,
-        EXISTS (SELECT FROM unnest($5::uuid[]) c(id) CROSS JOIN LATERAL (
+        EXISTS (SELECT FROM unnest($5::uuid[], $6::int[], $7::timestamptz[], $8::uuid[])
+                c(id, priority, created_at, attempt_id) CROSS JOIN LATERAL (
             SELECT FROM execution_attempts a WHERE a.claimable AND a.placement_class_id = c.id
+                AND (a.priority, a.created_at, a.id) >= (c.priority, c.created_at, c.attempt_id)
             LIMIT 1) h) AS available
     FROM placement_class_versions v WHERE v.runner_kind = $1
 )
@@ -70,11 +73,15 @@ ORDER BY i.position
 
 
 async def look(
-    conn: Connection, runner_kind: str, asked: Sequence[Asked], classes: Sequence[UUID]
+    conn: Connection,
+    runner_kind: str,
+    asked: Sequence[Asked],
+    classes: Sequence[UUID],
+    floors: Mapping[UUID, Place] = NO_FLOORS,
 ) -> list[Look]:
     """Whether there may be anything for these claims, by position. Takes no lock.
 
-    Costs one probe a class, however many claims read them.
+    Costs one probe a class, however many claims read them. `floors`: by class, what is passed over.
     """
     rows = await conn.fetch(
         _LOOK,
@@ -83,6 +90,7 @@ async def look(
         [one.session_id for one in asked],
         [one.request_id for one in asked],
         list(classes),
+        *begins(classes, floors),
     )
     return [
         Look(row["version"], row["session_id"], row["known"], row["used"], row["available"])
@@ -210,7 +218,7 @@ async def list_of_requests(conn: Connection, asked: Sequence[Asked]) -> list[lis
 # locked in order of priority, passing over what another claim is taking, and checked again. They
 # are dealt out by their place: every claim gets a first one before any gets a second. Claims that
 # picked one after the other in this statement would pick the same rows, for one's own locks are
-# not passed over.
+# not passed over. The sub-selects are there for plans, see `store/leases.py`.
 _LEASE = f"""
 -- claims.lease
 WITH asked AS (
@@ -219,17 +227,20 @@ WITH asked AS (
 ), room AS (
     SELECT i.*, least(i.wanted, i.capacity - (
         SELECT count(*) FROM runner_leases l
-        WHERE l.runner_instance_id = i.runner_id AND l.status = 'active'))::int AS free
+        WHERE l.runner_instance_id = i.runner_id AND l.status = (SELECT 'active')))::int AS free
     FROM asked i
 ), slots AS (
     SELECT r.claim, r.runner_id, r.session_id, r.request_id, s.turn,
         row_number() OVER (ORDER BY s.turn, r.claim) AS position
     FROM room r CROSS JOIN LATERAL generate_series(1, r.free) s(turn)
 ), heads AS (
-    SELECT h.id, h.priority, h.created_at FROM unnest($1::uuid[]) c(id) CROSS JOIN LATERAL (
+    SELECT h.id, h.priority, h.created_at
+    FROM unnest($1::uuid[], $13::int[], $14::timestamptz[], $15::uuid[])
+        c(id, priority, created_at, attempt_id) CROSS JOIN LATERAL (
         SELECT h.id, h.priority, h.created_at FROM (
             SELECT a.id, a.priority, a.created_at, a.backoff_until, a.backoff_runner_id
             FROM execution_attempts a WHERE a.claimable AND a.placement_class_id = c.id
+                AND (a.priority, a.created_at, a.id) >= (c.priority, c.created_at, c.attempt_id)
             ORDER BY a.priority, a.created_at, a.id LIMIT 10 * $5::int) h
         WHERE {_NOT_BACKING_OFF} LIMIT $5::int) h
 ), best AS (
@@ -239,7 +250,7 @@ WITH asked AS (
     SELECT h.id, h.priority, h.created_at, h.concurrency_key, h.status, h.last_lease_number,
         h.last_event_at
     FROM best b JOIN execution_attempts h ON h.id = b.id
-    WHERE h.claimable AND {_NOT_BACKING_OFF}
+    WHERE h.claimable = (SELECT true) AND {_NOT_BACKING_OFF}
     ORDER BY b.priority, b.created_at, b.id
     LIMIT (SELECT count(*) FROM slots)
     FOR NO KEY UPDATE OF h SKIP LOCKED
@@ -322,7 +333,11 @@ class LeaseTerms:
 
 
 async def lease(
-    conn: Connection, classes: Sequence[UUID], asked: Sequence[Asked], terms: LeaseTerms
+    conn: Connection,
+    classes: Sequence[UUID],
+    asked: Sequence[Asked],
+    terms: LeaseTerms,
+    floors: Mapping[UUID, Place] = NO_FLOORS,
 ) -> list[list[Leased]]:
     """Lease the most urgent claimable attempts of these classes, within each runner's free room.
 
@@ -344,6 +359,7 @@ async def lease(
         [one.request_id for one in asked],
         terms.claim_grace,
         terms.start_timeout,
+        *begins(classes, floors),
     )
     leased: list[list[Leased]] = [[] for _ in asked]
     for row in rows:

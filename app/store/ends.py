@@ -128,7 +128,7 @@ WITH seen AS (
         l.lease_number, l.runner_instance_id, l.started_at AS lease_started_at,
         {_VERDICT} AS verdict
     FROM execution_attempts a
-    LEFT JOIN runner_leases l ON l.attempt_id = a.id AND l.status = 'active'
+    LEFT JOIN runner_leases l ON l.attempt_id = a.id AND l.status = (SELECT 'active')
     WHERE a.id = ANY($1::uuid[]) AND a.finished_at IS NULL
 ), due AS (
     SELECT v.*, t.at, {_MESSAGE} AS message,
@@ -147,7 +147,7 @@ WITH seen AS (
     WHERE v.verdict IS NOT NULL
 ), ended AS (
     UPDATE runner_leases l SET status = d.word, released_at = d.at
-    FROM due d WHERE l.id = d.lease_id AND l.status = 'active'
+    FROM due d WHERE l.id = d.lease_id AND l.status = (SELECT 'active')
         AND (d.word <> 'expired' OR l.expires_at <= clock_now())
     RETURNING l.id
 ), final AS (
@@ -262,7 +262,7 @@ FROM execution_attempts WHERE limit_at <= clock_now() ORDER BY limit_at LIMIT $1
 _MOVE_ON = """
 -- ends.move_check_on
 UPDATE runner_leases l SET check_at = l.expires_at FROM (
-    SELECT id FROM runner_leases WHERE id = ANY($1::uuid[]) AND status = 'active'
+    SELECT id FROM runner_leases WHERE id = ANY($1::uuid[]) AND status = (SELECT 'active')
         AND expires_at > clock_now()
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED) k
 WHERE l.id = k.id

@@ -3,6 +3,11 @@
 Order in each: lock the attempt's row, then update the lease where id, token and status fit, then
 act only on what that returned. A lease that was merely joined or read would be no fence: a sweep
 that commits in between would be overlooked.
+
+`= (SELECT 'active')` and not `= 'active'` where a lease is found by its id: what a sub-select says
+proves no partial index's predicate. A plan made when few leases were active would otherwise read
+all entries of such an index, live and dead, for each heartbeat. `IS TRUE` keeps the index on an
+attempt's status from the same use.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ WITH input AS (
     SELECT a.id, a.status, a.last_event_at, l.id AS lease_id
     FROM execution_attempts a
     JOIN runner_leases l ON l.attempt_id = a.id JOIN input i ON i.lease_id = l.id
-    WHERE a.status IN ('leased', 'running')
+    WHERE (a.status IN ('leased', 'running')) IS TRUE
     ORDER BY a.id FOR NO KEY UPDATE OF a
 ), locked AS (
     SELECT l.id, l.started_at FROM runner_leases l JOIN target t ON t.lease_id = l.id
@@ -55,7 +60,7 @@ WITH input AS (
     UPDATE runner_leases l SET started_at = coalesce(l.started_at, fact_after(t.last_event_at)),
         expires_at = greatest(l.expires_at, clock_now() + $3)
     FROM input i JOIN target t ON t.lease_id = i.lease_id JOIN locked k ON k.id = t.lease_id
-    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = 'active'
+    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = (SELECT 'active')
     RETURNING l.id, l.attempt_id, l.lease_number, l.runner_instance_id, l.started_at,
         l.expires_at, t.status AS was, k.started_at IS NULL AS lease_first
 ), healthy AS (
@@ -166,7 +171,7 @@ WITH input AS ({_BEAT_INPUT}
 ), fenced AS (
     UPDATE runner_leases l SET {_RENEWED}
     FROM input i JOIN locked k ON k.id = i.lease_id
-    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = 'active'
+    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = (SELECT 'active')
         AND l.session_id = i.session_id
         AND (i.sequence <= l.last_sequence OR i.phase IS NULL OR i.phase = l.phase)
     RETURNING l.id, l.attempt_id, l.runner_instance_id, l.expires_at, l.phase,
@@ -185,7 +190,7 @@ WITH input AS ({_BEAT_INPUT}
 ), target AS (
     SELECT a.id, a.last_event_at, l.id AS lease_id FROM execution_attempts a
     JOIN runner_leases l ON l.attempt_id = a.id JOIN input i ON i.lease_id = l.id
-    WHERE a.status IN ('leased', 'running')
+    WHERE (a.status IN ('leased', 'running')) IS TRUE
     ORDER BY a.id FOR NO KEY UPDATE OF a
 ), locked AS (
     SELECT l.id, l.last_sequence, l.phase FROM runner_leases l
@@ -195,7 +200,7 @@ WITH input AS ({_BEAT_INPUT}
         phase = CASE WHEN i.sequence > l.last_sequence THEN coalesce(i.phase, l.phase)
             ELSE l.phase END
     FROM input i JOIN locked k ON k.id = i.lease_id
-    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = 'active'
+    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = (SELECT 'active')
         AND l.session_id = i.session_id
     RETURNING l.id, l.attempt_id, l.runner_instance_id, l.lease_number, l.expires_at, l.phase,
         l.progress_percent, i.message, i.heartbeat_id, i.sequence > k.last_sequence AS newer,
@@ -287,7 +292,7 @@ WITH input AS (
 ), target AS (
     SELECT a.id, a.last_event_at, l.id AS lease_id FROM execution_attempts a
     JOIN runner_leases l ON l.attempt_id = a.id JOIN input i ON i.lease_id = l.id
-    WHERE a.status = 'running'
+    WHERE (a.status = 'running') IS TRUE
     ORDER BY a.id FOR NO KEY UPDATE OF a
 ), fenced AS (
     UPDATE runner_leases l SET status = 'released', released_at = fact_after(t.last_event_at),
@@ -295,7 +300,7 @@ WITH input AS (
         started_at = coalesce(l.started_at, fact_after(t.last_event_at)),
         completion_digest = i.digest
     FROM input i JOIN target t ON t.lease_id = i.lease_id
-    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = 'active'
+    WHERE l.id = i.lease_id AND l.lease_token_hash = i.token_hash AND l.status = (SELECT 'active')
     RETURNING l.id, l.attempt_id, l.lease_number, l.runner_instance_id, l.released_at,
         i.outcome, i.category, i.message, i.result
 ), moved AS (

@@ -4,4 +4,4 @@ A constant, so that a service needs neither Alembic nor SQLAlchemy to start; a t
 the newest migration.
 """
 
-HEAD = "0009"
+HEAD = "0010"

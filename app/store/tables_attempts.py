@@ -161,7 +161,9 @@ execution_attempts = sa.Table(
         "placement_class_id",
         postgresql_where=sa.text("placement_class_id IS NOT NULL"),
     ),
-    **with_(fillfactor=85, autovacuum_vacuum_scale_factor=0.02),
+    **with_(
+        fillfactor=85, autovacuum_vacuum_scale_factor=0.02, autovacuum_analyze_scale_factor=0.02
+    ),
 )
 
 runner_leases = sa.Table(
@@ -206,7 +208,7 @@ runner_leases = sa.Table(
         "runner_leases_check_at_idx", "check_at", postgresql_where=sa.text("status = 'active'")
     ),
     sa.Index("runner_leases_claim_idx", "runner_instance_id", "session_id", "claim_request_id"),
-    **with_(**HOT),
+    **with_(**HOT, autovacuum_analyze_scale_factor=0.02),
 )
 
 attempt_heartbeats = sa.Table(

@@ -141,7 +141,7 @@ _ISSUE = f"""
 -- uploads.issue_once
 WITH fenced AS (
     UPDATE runner_leases l SET expires_at = greatest(l.expires_at, clock_now() + $15)
-    WHERE l.id = $1 AND l.lease_token_hash = $2 AND l.status = 'active'
+    WHERE l.id = $1 AND l.lease_token_hash = $2 AND l.status = (SELECT 'active')
     RETURNING l.id, l.attempt_id
 ), issued AS (
     INSERT INTO artifact_uploads AS u (id, attempt_id, operation_id, lease_id, request_id, name,

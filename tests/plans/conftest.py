@@ -83,3 +83,32 @@ async def long_queue(make_database) -> AsyncIterator[Queue]:
     await made.settle()
     yield made
     await made.connection.close()
+
+
+# What three moves of each leave behind, as the lifecycle's triggers allow them.
+FINISH = (
+    """
+    INSERT INTO runner_leases (id, attempt_id, runner_instance_id, lease_token_hash, token_key_id,
+        status, expires_at, created_at, lease_number, session_id, claim_request_id, check_at)
+    SELECT gen_random_uuid(), id, 'runner-' || row_number() OVER () % 500, 'hash', 'k1', 'active',
+        created_at, created_at, 1, gen_random_uuid(), gen_random_uuid(), created_at
+    FROM execution_attempts""",
+    "UPDATE execution_attempts SET status = 'leased', leased_at = created_at, claimable = false",
+    "UPDATE execution_attempts SET status = 'running', started_at = created_at",
+    """
+    UPDATE execution_attempts SET status = 'succeeded', finished_at = created_at,
+        stop_confirmed = true, placement_class_id = NULL""",
+    "UPDATE runner_leases SET status = 'released', released_at = created_at",
+)
+
+
+@pytest.fixture(scope="session")
+async def long_history(make_database) -> AsyncIterator[Queue]:
+    """50,000 that have finished, and nothing else: what statistics say after a quiet night."""
+    made = await _open(await make_database())
+    await made.fill(50_000)
+    for statement in FINISH:
+        await made.connection.execute(statement, timeout=120)
+    await made.settle()
+    yield made
+    await made.connection.close()

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from app.domain.placement import Demands
-from app.store import claims, diagnoses, ends, holds, leases, logs
+from app.store import claims, diagnoses, ends, floors, holds, leases, logs
 
 MANY = 50_000
 FEW_PAGES = 400
@@ -42,6 +42,7 @@ def lease_values(*classes: UUID) -> list[object]:
         [uuid4()],
         timedelta(seconds=15),
         timedelta(seconds=600),
+        *floors.begins(classes, {}),
     ]
 
 
@@ -81,7 +82,10 @@ async def test_a_look_reads_one_head_a_class(queue):
     classes = [class_of(zone) for zone in zones]
 
     pages = await pages_read(
-        queue.connection, claims._LOOK, "ssh", ["runner-1"], [uuid4()], [uuid4()], classes
+        queue.connection,
+        claims._LOOK,
+        *("ssh", ["runner-1"], [uuid4()], [uuid4()], classes),
+        *floors.begins(classes, {}),
     )
 
     assert pages < 10 * len(zones)
