@@ -68,12 +68,12 @@ class Desk:
         await asyncio.gather(*first)
         return tasks
 
-    async def hold_eight(self) -> asyncio.Event:
-        """Have a batch of eight under way alone, until the event that is returned is set."""
+    async def hold_many(self, count: int) -> asyncio.Event:
+        """Have a batch of so many under way alone, until the event that is returned is set."""
         self.open = first = asyncio.Event()
         tasks = self.ask(*range(1000, 1000 + gathering.PARALLEL))
         await self.until_batches(gathering.PARALLEL)
-        self.ask(*range(8))
+        self.ask(*range(count))
         await asyncio.sleep(0)
         self.open = asyncio.Event()
         first.set()
@@ -115,24 +115,26 @@ async def test_commands_that_come_while_others_are_under_way_share_a_transaction
     assert len(await lines()) == 50 + gathering.PARALLEL
 
 
-async def test_few_do_not_go_beside_a_batch_of_many_before_its_time(desk, monkeypatch):
+@pytest.mark.parametrize("under_way", [2, gathering.BESIDE + 4])
+async def test_few_do_not_go_beside_a_batch_before_its_time(desk, monkeypatch, under_way):
+    gate = await desk.hold_many(under_way)
     monkeypatch.setattr(gathering, "EVEN_SECONDS", 60)
-    gate = await desk.hold_eight()
+    enough = max(under_way, gathering.BESIDE)
 
-    few = desk.ask(*range(100, 107))
+    few = desk.ask(*range(100, 100 + enough - 1))
     await asyncio.sleep(0.05)
     assert len(desk.batches) == gathering.PARALLEL + 1
-    one_more = desk.ask(107)
+    one_more = desk.ask(200)
     await desk.until_batches(gathering.PARALLEL + 2)
 
     gate.set()
     await asyncio.gather(*few, *one_more)
     await desk.gatherer.drain()
-    assert desk.sizes[-2:] == [8, 8]
+    assert desk.sizes[-2:] == [under_way, enough]
 
 
-async def test_few_do_not_wait_for_long_beside_a_batch_of_many(desk):
-    gate = await desk.hold_eight()
+async def test_few_do_not_wait_for_long_beside_a_batch(desk):
+    gate = await desk.hold_many(8)
 
     few = desk.ask(100, 101)
     await desk.until_batches(gathering.PARALLEL + 2)

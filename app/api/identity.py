@@ -48,7 +48,7 @@ def require(*roles: Role) -> Callable[[Request], Awaitable[None]]:
 
 def _refuse_unknown_parameters(request: Request) -> None:
     """A misspelt filter must not be ignored: the answer would be another one than was asked for."""
-    if not request.query_params:
+    if not request.scope["query_string"] or not request.query_params:
         return
     route = cast("APIRoute", request.scope["route"])
     known = {field.alias for field in route.dependant.query_params}

@@ -116,6 +116,9 @@ class Placement(Command):
     """Labels that the runner must carry, at most four."""
 
 
+_ANYWHERE = Placement()
+
+
 class CreateAttempt(Command):
     """Create one attempt: one technical execution, to be taken by one runner."""
 
@@ -141,7 +144,14 @@ class CreateAttempt(Command):
     """Longest run, from the first start."""
     queue_timeout_seconds: Annotated[int, Field(strict=True, ge=1, le=2_592_000)] | None = None
     """Longest wait in the queue; unset: no limit."""
-    placement: Placement = Placement()
+    placement: Annotated[
+        Placement,
+        # A plain default would be copied, deeply, for each command; this one never changes.
+        Field(
+            default_factory=lambda: _ANYWHERE,
+            json_schema_extra={"default": {"labels": {}, "zone": None}},
+        ),
+    ]
     """What the runner must have."""
     concurrency_key: Name | None = None
     """What only one attempt may touch at a time, for instance a host or a state file."""

@@ -29,8 +29,10 @@ PARALLEL = 2
 """Batches of one kind under way at once, each on a connection of its own."""
 ROOM = 2000
 """Commands of one kind that may wait; then 503."""
-EVEN_SECONDS = 0.005
-"""How long a batch under way is waited for by fewer than there are in it."""
+BESIDE = 16
+"""Fewer wait for the batch under way, or for as many as there are in it."""
+EVEN_SECONDS = 0.02
+"""How long they wait for it at most."""
 PATIENCE_SECONDS = 5.0
 """The longest wait for a batch; then 503."""
 _SPOILT_SECONDS = 60.0
@@ -109,17 +111,24 @@ class Gatherer(Generic[C, O]):
     def _begin(self, *, at_last: bool = False) -> None:
         """Begin as many batches as may go. A crumb beside a batch would cost as much as a batch."""
         while self._waiting and len(self._tasks) < PARALLEL:
-            if self._tasks and not at_last and len(self._waiting) < min(self._under_way, MOST):
+            if self._tasks and not at_last and len(self._waiting) < self._worth_it():
                 self._begin_later()
                 return
             batch = self._take()
             if not batch:
                 return
+            if self._later is not None:
+                self._later.cancel()
+                self._later = None
             self._under_way += len(batch)
             self._busy.update(entry.key for entry in batch)
             task = asyncio.create_task(self._serve(batch))
             self._tasks.add(task)
             task.add_done_callback(self._ended)
+
+    def _worth_it(self) -> int:
+        """How many must wait for another batch to begin beside those under way."""
+        return min(max(self._under_way, BESIDE), MOST)
 
     def _begin_later(self) -> None:
         if self._later is None:

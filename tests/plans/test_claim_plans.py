@@ -100,7 +100,7 @@ async def test_a_look_reads_one_head_a_class(queue):
         (holds._LIST_WAITED_FOR, ["", 100]),
         (leases._START, [[uuid4()], ["hash"], timedelta(30), timedelta(60)]),
         (diagnoses._DIAGNOSE, [[uuid4()]]),
-        (logs._LOOK, [uuid4(), "hash", timedelta(30), timedelta(120), "stdout"]),
+        (logs._LOOK, [[uuid4()], ["hash"], timedelta(30), timedelta(120), ["stdout"]]),
     ],
     ids=["due", "at-limit", "move-up", "waited-for", "start", "diagnose", "log-look"],
 )

@@ -106,9 +106,10 @@ async def test_what_a_runner_reports_stays_in_its_page(held, hot_share, sql):
         await hot_share(table)
 
     for number in range(1, 101):
-        assert await runners.report(
-            sql, runner.id, runner.session_id, number, "busy", LEASES, "an error, for a while"
+        told = runners.Report(
+            runner.id, runner.session_id, number, "busy", LEASES, "an error, for a while"
         )
+        assert await runners.report(sql, [told]) == {runner.id}
 
     assert await hot_share("runner_instances") >= 0.9
     assert await hot_share("runner_statuses") >= 0.9
