@@ -4,7 +4,7 @@ One service process, PostgreSQL, the S3 server and the load generator share this
 create, claim, start, one heartbeat and complete. In one run:
 
 - what the generator reaches against a bare ASGI application and a bare FastAPI echo of the same
-  creation, and creations alone, over 16 and 64 connections;
+  creation, and creations alone, over 16, 64 and 128 connections;
 - a lone creation, one at a time: over HTTP, through the gatherer, and by its statements alone;
 - lives at 1, 4, 16 and 64 runners by single calls, and by batch routes (64 creations, 16 leases a
   claim, and the starts, heartbeats and completions of a claim in a request each);
@@ -40,7 +40,7 @@ from bench.wire import Times, spread
 
 SINGLY = (1, 4, 16, 64)
 IN_BATCHES = (4, 16)
-CONNECTIONS = (16, 64)
+CONNECTIONS = (16, 64, 128)
 ECHO, CREATION = "bare FastAPI echo of a creation", "creation"
 ROUTES = (CREATE, CLAIM, START, BEAT, COMPLETE)
 
