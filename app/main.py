@@ -128,6 +128,7 @@ def create_app(services: Services, registry: Registry | None = None) -> FastAPI:
         RequestContext,
         metrics=services.metrics,
         access_log=services.settings.telemetry.access_log,
+        share=services.settings.telemetry.access_log_share,
     )
     app.add_middleware(surround)
     app.shorten(HotPaths(route for router in routers for route in router.routes), surround)

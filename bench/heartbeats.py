@@ -295,7 +295,9 @@ async def main() -> None:
             wires = [await fleet.wire("runner", defaultdict(list)) for _ in range(CONNECTIONS)]
             watch = Watch(psutil.Process(service.pid), psutil.Process(parts.postgres.pid), admin)
             together = [Job(tuple(some)) for some in _by_runner(held)]
-            batch = await phase(watch, lambda: drive(together, wires[:16], min(given.seconds, MOST)))
+            batch = await phase(
+                watch, lambda: drive(together, wires[:16], min(given.seconds, MOST))
+            )
             show(f"batch route, {len(held) // RUNNERS} leases a request", batch)
             singly = [Job((one,)) for one in _spread_out(held)]
             single = await phase(watch, lambda: drive(singly, wires, given.seconds))

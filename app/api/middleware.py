@@ -18,17 +18,23 @@ from app.domain.ids import new_id
 from app.telemetry import Metrics, is_tracing
 
 _LOG = structlog.get_logger("access")
+_UNTOLD = frozenset({"/livez", "/readyz", "/metrics"})
+_BAD_REQUEST = 400
 
 
 class RequestContext:
     """Pure ASGI: one object a request, nothing buffered."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, *, access_log: bool) -> None:
-        """`app`: what is surrounded."""
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, *, access_log: bool, share: float = 1.0
+    ) -> None:
+        """`app`: what is surrounded; `share`: of the good requests, how many have a line."""
         self._app = app
         self._in_flight = metrics.in_flight
         self._metrics = lru_cache(maxsize=2000)(lambda *of: _children(metrics, *of))
         self._access_log = access_log
+        self._share = share
+        self._told = {} if share == 1 else {"share": share}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. An exception nobody foresaw is logged and answered as a problem."""
@@ -75,16 +81,23 @@ class RequestContext:
             method, route = scope["method"], _route_of(scope)
             if span is not None:
                 spans.end(span, method, route, status)
-            self._note(method, route, status, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            requests, request_seconds = self._metrics(method, route, status)
+            requests.inc()
+            request_seconds.observe(seconds)
+            if self._access_log and self._is_chosen(request_id, status):
+                self._log(method, route, status, seconds)
 
-    def _note(self, method: str, route: str, status: int, seconds: float) -> None:
-        requests, request_seconds = self._metrics(method, route, status)
-        requests.inc()
-        request_seconds.observe(seconds)
-        if self._access_log and route not in {"/livez", "/readyz", "/metrics"}:
-            _LOG.info(
-                "request", method=method, route=route, status=status, ms=round(seconds * 1000, 1)
-            )
+    def _is_chosen(self, request_id: str, status: int) -> bool:
+        """Whether this request has a line; by the random end of its id, so that all agree on it."""
+        good = 0 < status < _BAD_REQUEST
+        return not good or int(request_id[-8:], 16) < self._share * 2**32
+
+    def _log(self, method: str, route: str, status: int, seconds: float) -> None:
+        if route not in _UNTOLD:
+            milliseconds = round(seconds * 1000, 1)
+            told = self._told if 0 < status < _BAD_REQUEST else {}
+            _LOG.info("request", method=method, route=route, status=status, ms=milliseconds, **told)
 
 
 def _children(metrics: Metrics, method: str, route: str, status: int) -> tuple[Counter, Histogram]:

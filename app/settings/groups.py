@@ -360,6 +360,13 @@ class TelemetrySettings(Group):
         "info", description="Least level that is written."
     )
     access_log: bool = Field(default=True, description="One line a request.")
+    access_log_share: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of the requests answered with less than 400 that have a line, which "
+        "then says the share; all others always have one.",
+    )
 
 
 class FailpointSettings(Group):
