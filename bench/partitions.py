@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime as dt
+import os
 import tempfile
 from pathlib import Path
 from time import perf_counter
@@ -31,7 +32,7 @@ VALUES (gen_random_uuid(), gen_random_uuid(), 'runner', 'executing', 'at work', 
 """
 READ = """
 SELECT count(*) FROM attempt_heartbeats WHERE created_at > now() - interval '60 days'
-    AND attempt_id = gen_random_uuid()
+    AND attempt_id = (SELECT gen_random_uuid())
 """
 FILL = """
 INSERT INTO {name} (id, attempt_id, runner_instance_id, phase, message, created_at)
@@ -54,6 +55,14 @@ async def make_day(connection: asyncpg.Connection, days_ago: int, rows: int) -> 
     start = dt.datetime.combine(day, dt.time(), dt.UTC)
     await connection.execute(FILL.format(name=name), start, rows, timeout=3600)
     return name
+
+
+async def written_out(admin_dsn: str) -> None:
+    """Have what was just filled on disk: a day that old has been there for long."""
+    admin = await asyncpg.connect(admin_dsn)
+    await admin.execute("CHECKPOINT", timeout=600)
+    await admin.close()
+    await asyncio.to_thread(os.sync)
 
 
 class Traffic:
@@ -112,6 +121,7 @@ async def run(parts: Parts, sizes: list[int], rounds: int) -> None:
         for rows in sizes:
             for direct in (True, False):
                 await make_day(connection, 40 + number, rows)
+                await written_out(parts.postgres.admin_dsn)
                 more = {"DATABASE__DIRECT_URL": dsn} if direct else {}
                 settings = load(environment(dsn, parts.objects, issuer, **more))
                 async with open_services(settings) as services:
